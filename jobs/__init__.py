@@ -1,0 +1,1 @@
+"""What to measure, what was measured, and what it means."""

@@ -1,0 +1,1 @@
+"""Renders one verdict document as a comment, a page or plain text."""
