@@ -1,0 +1,171 @@
+"""What a run is asked to do: the request, checked, with the source of every value."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from engine import PROTOCOL
+from engine.errors import BadRequest
+
+POLICIES = ("stable", "lru", "stable_slot", "size_first")
+DEVICES = ("auto", "sim", "cuda")
+CONFIG_NAMES = frozenset(
+    {"weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk", "kv_capacity"}
+)
+"""Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
+
+Source = Literal["request", "default", "derived"]
+GRANULE_MINIMUM_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How the engine holds weights and runs steps.
+
+    `weight_budget` bounds weights alone: bytes, or a share of W such as "50%", or None for no bound. `vram_limit`
+    bounds weights, KV cache and workspace together, in bytes. `granule` is the simulated device's granule in bytes
+    (None: the device's own). `kv_capacity` reserves addresses for that many tokens (None: as the run needs).
+    """
+
+    weight_budget: int | str | None = None
+    vram_limit: int | None = None
+    policy: str = "stable"
+    capture: bool = True
+    granule: int | None = None
+    prefill_chunk: int = 512
+    kv_capacity: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """One run, as the parent or the command line asks for it."""
+
+    model: Path
+    prompt_ids: tuple[int, ...]
+    tokens: int
+    generations: int = 1
+    warmups: int = 0
+    ignore_eos: bool = False
+    decode_skip: int = 1
+    device: str = "auto"
+    uuid: str | None = None
+    config: EngineConfig = EngineConfig()
+    given: frozenset[str] = field(default=frozenset())
+    """Names of `config` that the request itself set; the rest are defaults."""
+
+
+def check(config: Mapping[str, Any]) -> EngineConfig:
+    """Turn the names and values of a `config` object into an EngineConfig.
+
+    Raises BadRequest naming the unknown name with its nearest known one, or the value and what is accepted.
+    """
+    for name in config:
+        if name not in CONFIG_NAMES:
+            raise BadRequest(f"unknown engine config {name!r}", _nearest(name, CONFIG_NAMES))
+    made = EngineConfig(**config)
+    if isinstance(made.weight_budget, bool) or not isinstance(made.weight_budget, int | str | None):
+        raise BadRequest(f"weight_budget is {made.weight_budget!r}", "give bytes, or a share of W such as 50%")
+    if isinstance(made.weight_budget, str):
+        parse_share(made.weight_budget)
+    for name in ("weight_budget", "vram_limit", "granule", "prefill_chunk", "kv_capacity"):
+        value = getattr(made, name)
+        if isinstance(value, str) or (value is None and name != "prefill_chunk"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number above zero")
+    if made.granule is not None and (made.granule < GRANULE_MINIMUM_BYTES or made.granule & (made.granule - 1)):
+        raise BadRequest(
+            f"granule is {made.granule}", f"a granule is a power of two, {GRANULE_MINIMUM_BYTES} bytes or more"
+        )
+    if made.policy not in POLICIES:
+        raise BadRequest(f"unknown policy {made.policy!r}", f"known policies: {', '.join(POLICIES)}")
+    if not isinstance(made.capture, bool):
+        raise BadRequest(f"capture is {made.capture!r}", "capture is true or false")
+    return made
+
+
+def parse_share(text: str) -> float:
+    """Share of W in a text such as "50%": a fraction in (0, 1].
+
+    Raises BadRequest for anything else.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
+    share = float(match.group(1)) / 100 if match else -1.0
+    if not 0 < share <= 1:
+        raise BadRequest(f"weight_budget is {text!r}", "give bytes above zero, or a share of W above 0% and up to 100%")
+    return share
+
+
+def parse_request(document: object) -> RunRequest:
+    """Check a request document and make a RunRequest of it.
+
+    Raises BadRequest on a wrong protocol, an unknown key, an empty prompt, zero tokens or a value out of range.
+    """
+    if not isinstance(document, dict):
+        raise BadRequest("the request is not a JSON object", "see engine/schemas/run_request.json")
+    body = dict(document)
+    protocol = body.pop("protocol", None)
+    if protocol not in (PROTOCOL, PROTOCOL - 1):
+        raise BadRequest(f"request protocol {protocol!r} is not served", f"this engine speaks {PROTOCOL}")
+    known = {f.name for f in fields(RunRequest)} - {"given"}
+    for name in body:
+        if name not in known:
+            raise BadRequest(f"unknown request key {name!r}", _nearest(name, known))
+    for name in ("model", "prompt_ids", "tokens"):
+        if name not in body:
+            raise BadRequest(f"the request lacks {name!r}", "see engine/schemas/run_request.json")
+    config = body.pop("config", {})
+    if not isinstance(config, dict):
+        raise BadRequest("request key 'config' is not an object", "see engine/schemas/run_request.json")
+    model = body.pop("model")
+    if not isinstance(model, str) or not model:
+        raise BadRequest(f"model is {model!r}", "give the model's folder")
+    ids = body.pop("prompt_ids")
+    request = RunRequest(
+        model=Path(model), prompt_ids=check_ids(ids), config=check(config), given=frozenset(config), **body
+    )
+    _check_scalars(request)
+    return request
+
+
+def check_ids(ids: object) -> tuple[int, ...]:
+    """A prompt as token ids: a list of whole numbers, at least one, none negative."""
+    if not isinstance(ids, Sequence) or isinstance(ids, str) or not ids:
+        raise BadRequest("the prompt is empty", "give at least one token id")
+    for value in ids:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise BadRequest(f"prompt id {value!r} is not a token id", "token ids are whole numbers from 0")
+    return tuple(ids)
+
+
+def read_request(path: Path) -> RunRequest:
+    """Read and check a request file. Raises BadRequest."""
+    try:
+        return parse_request(json.loads(path.read_text()))
+    except (OSError, ValueError) as error:
+        raise BadRequest(f"request file {path} cannot be read: {error}", "give a JSON file") from error
+
+
+def _check_scalars(request: RunRequest) -> None:
+    bounds = {"tokens": 1, "generations": 1, "warmups": 0, "decode_skip": 1}
+    for name, low in bounds.items():
+        value = getattr(request, name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number from {low}")
+    if not isinstance(request.ignore_eos, bool):
+        raise BadRequest(f"ignore_eos is {request.ignore_eos!r}", "ignore_eos is true or false")
+    if request.device not in DEVICES:
+        raise BadRequest(f"unknown device {request.device!r}", f"known devices: {', '.join(DEVICES)}")
+    if request.uuid is not None and not isinstance(request.uuid, str):
+        raise BadRequest(f"uuid is {request.uuid!r}", "uuid is the card's UUID as text")
+
+
+def _nearest(name: str, known: frozenset[str] | set[str]) -> str:
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"

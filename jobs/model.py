@@ -1,0 +1,347 @@
+"""The documents that pass between parts: what was asked, what was measured, what it means.
+
+Three documents, each JSON with a `schema` word: a `Manifest` (fixed at submission), a `JudgeInput` (everything the
+judge may read) and a `Verdict` (everything a renderer may show). All are frozen; equal content has an equal digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Document(BaseModel):
+    """A frozen piece of a document; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def canonical(self) -> str:
+        """JSON with sorted keys: the form that is stored and digested."""
+        import json
+
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    def digest(self) -> str:
+        """sha256 of `canonical()`, hexadecimal."""
+        return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+
+# ---- readings ----------------------------------------------------------------------------------------------------
+
+
+class Missing(Document):
+    """A reading that is not there, and why. Never zero, never equal to anything, never a pass."""
+
+    missing: str
+
+
+Reading = Annotated[int | float | Missing, Field(union_mode="left_to_right")]
+
+# ---- what was asked ----------------------------------------------------------------------------------------------
+
+GateAction = Literal["block", "advise", "off"]
+Order = Literal["ABBA", "random", "sequential"]
+ArmRole = Literal["base", "head", "null", "variant"]
+
+
+class Gate(Document):
+    """What may turn the exit code red: each kind of finding blocks or advises."""
+
+    identity: GateAction = "block"
+    exact: GateAction = "block"
+    time: GateAction = "advise"
+
+
+class IdentityContract(Document):
+    """What 'same tokens' means here.
+
+    `compare`: full (ids, length and stop reason) or prefix (the shorter list's length must be reached and equal).
+    `near_ties`: refuse (exit 3), allow (exit 0). `scope` names what must match for the claim to hold.
+    """
+
+    compare: Literal["full", "prefix"] = "full"
+    near_ties: Literal["refuse", "allow"] = "refuse"
+    near_tie_cap: float = 0.1
+    scope: tuple[str, ...] = ("batch", "card", "driver")
+
+
+class Witness(Document):
+    """An expression over one run's counters that must hold, or the run proves nothing (VACUOUS)."""
+
+    expr: str
+    arms: tuple[str, ...] = ()  # empty: every arm
+
+
+class Invariant(Document):
+    """An equation over one run's counters that must hold, or the record is broken."""
+
+    expr: str
+
+
+class Lock(Document):
+    """An expected id at an index; `tripwire` only warns."""
+
+    prompt: str
+    index: int
+    expected: int
+    allowed: tuple[int, ...] = ()
+    margin: tuple[float, float] | None = None
+    tripwire: bool = False
+
+
+class Expectation(Document):
+    """A declared, reviewed change of an exact metric: shown as declared, accepted by the gate."""
+
+    metric: str
+    cell: str = "*"
+    change: Literal["lower", "higher", "any"] = "any"
+    reason: str
+
+
+class ArmPlan(Document):
+    """One build + config under comparison, resolved.
+
+    `source` is what the user wrote (git ref, path, "checkout", "installed"); `tree_digest` the digest of the engine
+    tree that the child must report; `python_path` where the child imports it from (None: the installed package).
+    """
+
+    name: str
+    role: ArmRole
+    source: str
+    adapter: str = "native"
+    commit: str | None = None
+    tree_digest: str = ""
+    python_path: str | None = None
+    config: dict[str, str | int | float | bool | None] = {}
+    env: dict[str, str] = {}
+    command: tuple[str, ...] = ()
+
+
+class RunSettings(Document):
+    """How each run generates."""
+
+    tokens: int
+    generations: int = 3
+    warmups: int = 0
+    ignore_eos: bool = False
+    decode_skip: int = 1
+    device: Literal["auto", "sim", "cuda"] = "auto"
+
+
+class CellPlan(Document):
+    """One scenario: one model x prompt set x engine config x card class; the unit that is judged."""
+
+    cell: str  # readable, unique in the sweep: "smollm2/capital/weight_budget=50%/capture=on"
+    kind: Literal["decode", "kernel"] = "decode"
+    model: str
+    model_path: str
+    model_digest: str
+    prompt: str
+    prompt_ids: tuple[int, ...]
+    card_class: str = "any"
+    config: dict[str, str | int | float | bool | None] = {}
+    settings: RunSettings
+    arms: tuple[str, ...]
+    blocks: int = 1
+    order: Order = "ABBA"
+    repeats: int = 1  # ABBA per block, times
+    witnesses: tuple[Witness, ...] = ()
+    invariants: tuple[Invariant, ...] = ()
+    locks: tuple[Lock, ...] = ()
+
+
+class Limits(Document):
+    """Bounds on time and retries."""
+
+    run_timeout_s: float = 600.0
+    queue_timeout_s: float = 3600.0
+    attempts: int = 3
+    contamination_reruns: int = 2
+    follow_ups: int = 4
+
+
+class Manifest(Document):
+    """Everything a sweep will do, fixed at submission; the verdict is a function of it."""
+
+    schema_: Literal["assay.manifest/1"] = Field("assay.manifest/1", alias="schema")
+    name: str
+    description: str = ""
+    source_text: str = ""  # the sweep file as submitted
+    arms: tuple[ArmPlan, ...]
+    cells: tuple[CellPlan, ...]
+    varies: tuple[str, ...] = ()
+    gate: Gate = Gate()
+    identity: IdentityContract = IdentityContract()
+    limits: Limits = Limits()
+    expectations: tuple[Expectation, ...] = ()
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+
+# ---- what was measured -------------------------------------------------------------------------------------------
+
+AttemptState = Literal[
+    "claimed", "clearing", "running", "measured", "refused", "contaminated", "failed", "lost", "cancelled"
+]
+RunState = Literal["pending", "complete", "exhausted"]
+StopReason = Literal["length", "eos"]
+
+
+class Generation(Document):
+    """One generation of one run: tokens, stop reason, counters by phase, time per one-token step in ns."""
+
+    index: int
+    warmup: bool
+    ids: tuple[int, ...]
+    stop_reason: StopReason | None  # None: cut off by an error
+    gaps: tuple[float, ...] = ()  # top-2 logit gap at each id
+    counters: dict[str, dict[str, int | float]] = {}  # phase -> counter -> value
+    prefill_ns: int = 0
+    step_ns: tuple[int, ...] = ()
+
+
+class SeamRow(Document):
+    """One plan step that runs outside a captured segment."""
+
+    step: int
+    node: str
+    op: str
+    reason: str
+    path: str
+    detail: str = ""
+
+
+class KeyBytes(Document):
+    """One key's traffic over a run."""
+
+    key: str
+    nbytes: int
+    hits: int = 0
+    retained: int = 0
+    bypassed: int = 0
+    evicted: int = 0
+
+
+class Equation(Document):
+    """An invariant as evaluated: lhs `relation` rhs."""
+
+    name: str
+    text: str
+    relation: Literal["==", "<=", ">="]
+    lhs: int | float
+    rhs: int | float
+    holds: bool
+
+
+class Interval(Document):
+    """A stretch of time in which something stood on the card, seconds since the attempt's start."""
+
+    start_s: float
+    end_s: float
+    what: str
+    pid: int | None = None
+
+
+class Certificate(Document):
+    """What NVML and the host said before, during and after an attempt.
+
+    `grade`: how far foreign processes could be told apart (pids: host PIDs seen; memory: only memory deltas;
+    scripted: a simulated card). `verdict` unknown is not clear.
+    """
+
+    uuid: str
+    card: str
+    driver: str
+    verdict: Literal["clear", "contended", "throttled", "unknown"]
+    grade: Literal["pids", "memory", "scripted", "none"]
+    reasons: tuple[str, ...] = ()
+    before: dict[str, Any] = {}
+    after: dict[str, Any] = {}
+    samples: int = 0
+    during: dict[str, Any] = {}  # min/max/median of clocks, temperature, power, utilisation; throttle bits seen
+    intervals: tuple[Interval, ...] = ()
+
+
+class RunRecord(Document):
+    """Everything one complete attempt measured."""
+
+    run_id: str
+    attempt_id: str
+    attempt_number: int
+    exit_code: int | None
+    signal: int | None = None
+    error: str | None = None  # kind: message (remedy)
+    engine_digest: str = ""  # as verified by the parent
+    module_path: str = ""
+    model_digest: str = ""
+    effective_config: dict[str, Any] = {}  # name -> {"value", "source"}
+    device: dict[str, Any] = {}  # kind, name, uuid, driver, granule_bytes, profile
+    generations: tuple[Generation, ...] = ()
+    counters: dict[str, Reading] = {}  # totals over measured generations; gauges at the end
+    metrics: dict[str, Reading] = {}  # jobs.metrics over the counters
+    facts: dict[str, int | float | str] = {}  # plan facts: weight_bytes, largest_key_bytes, floor..., capacities
+    seams: tuple[SeamRow, ...] = ()
+    keys: tuple[KeyBytes, ...] = ()
+    equations: tuple[Equation, ...] = ()
+    certificate: Certificate | None = None
+    peak_rss_bytes: int | None = None
+    started_at: str = ""  # UTC, ISO 8601
+    ended_at: str = ""
+    log_tail: str = ""
+
+
+class AttemptFact(Document):
+    """An attempt as history: also those that were set aside."""
+
+    attempt_id: str
+    number: int
+    state: AttemptState
+    reason: str = ""
+
+
+class RunFact(Document):
+    """One run of the manifest: where it stood, how it ended, what it measured."""
+
+    run_id: str
+    block_id: str
+    block: int
+    position: int
+    arm: str
+    state: RunState
+    attempts: tuple[AttemptFact, ...] = ()
+    record: RunRecord | None = None
+    retracted: str | None = None
+
+
+class CellInput(Document):
+    """A cell of the manifest with its runs."""
+
+    plan: CellPlan
+    runs: tuple[RunFact, ...]
+
+
+class Stamp(Document):
+    """Where a verdict comes from."""
+
+    sweep_id: str
+    request: int = 0
+    harness_digest: str
+    harness_version: str
+    base_source: str = ""
+    head_source: str = ""
+    created_at: str = ""  # when the sweep was submitted, UTC
+    cards: tuple[str, ...] = ()
+
+
+class JudgeInput(Document):
+    """All that the judge may read; judging is a pure function of it."""
+
+    schema_: Literal["assay.judge-input/1"] = Field("assay.judge-input/1", alias="schema")
+    manifest: Manifest
+    manifest_digest: str
+    cells: tuple[CellInput, ...]
+    stamp: Stamp
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)

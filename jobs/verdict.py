@@ -1,0 +1,224 @@
+"""The verdict document: the one object behind every comment, page, table and exit code."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import ConfigDict, Field
+
+from jobs.model import Document, Equation, Reading, SeamRow, Stamp
+
+IdentityClass = Literal[
+    "IDENTICAL",
+    "SHORT",
+    "LONG",
+    "NEAR_TIE",
+    "VIOLATION",
+    "UNADJUDICATED",
+    "NONDETERMINISTIC",
+    "VACUOUS",
+    "NOT_COMPARABLE",
+    "MISSING",
+]
+MetricClass = Literal[
+    "same", "improved", "regressed", "neutral", "declared", "new", "vanished", "not_recorded", "varies"
+]
+TimeClass = Literal["BETTER", "WORSE", "SAME", "UNDECIDED", "DIFFERENT_WORK", "NOT_MEASURED"]
+Outcome = Literal[
+    "PASS",
+    "IMPROVED",
+    "DECLARED",
+    "NEAR_TIE",
+    "VIOLATION",
+    "SHORT",
+    "LONG",
+    "UNADJUDICATED",
+    "NONDETERMINISTIC",
+    "REGRESSED",
+    "BROKEN_INVARIANT",
+    "VACUOUS",
+    "NOT_COMPARABLE",
+    "CONTAMINATED",
+    "MISSING",
+    "TIME_WORSE",
+    "INFRASTRUCTURE",
+]
+
+
+class Finding(Document):
+    """One thing to know, with what it does to the exit code (0 when it only advises)."""
+
+    outcome: Outcome
+    cell: str
+    arm: str = ""
+    message: str
+    remedy: str = ""
+    exit_code: int
+    gate: Literal["identity", "exact", "time", "infrastructure"]
+    run_ids: tuple[str, ...] = ()
+
+
+class IdentityRow(Document):
+    """One comparison of token streams: two arms, or two generations or runs of one arm."""
+
+    klass: IdentityClass = Field(alias="class")
+    left: str  # "base" or "head gen 2 run 1"
+    right: str
+    what: Literal["pair", "self", "null"]
+    compared: int  # ids compared
+    common_prefix: int
+    left_length: int
+    right_length: int
+    left_stop: str | None = None
+    right_stop: str | None = None
+    first_difference: int | None = None
+    left_id: int | None = None
+    right_id: int | None = None
+    left_gap: float | None = None
+    right_gap: float | None = None
+    generation: int | None = None  # index within the run at which it differs
+    left_context: tuple[int, ...] = ()  # ids around the difference
+    right_context: tuple[int, ...] = ()
+    run_ids: tuple[str, ...] = ()
+    note: str = ""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+
+class WitnessRow(Document):
+    """A witness as evaluated on one arm's runs."""
+
+    expr: str
+    arm: str
+    holds: bool
+    values: dict[str, Reading] = {}
+
+
+class InvariantRow(Document):
+    """An invariant or engine equation as evaluated on one arm's runs; `checked` counts evaluations."""
+
+    name: str
+    arm: str
+    holds: bool
+    checked: int
+    worst: Equation | None = None
+    note: str = ""
+
+
+class MetricRow(Document):
+    """An exact metric of two arms: integers compared as integers; ratios shown, never gating."""
+
+    metric: str
+    unit: str
+    direction: Literal["lower", "higher", "neutral"]
+    gating: bool
+    base: Reading
+    head: Reading
+    delta: Reading
+    klass: MetricClass = Field(alias="class")
+    run_ids: tuple[str, ...] = ()
+    note: str = ""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+
+class TimeRow(Document):
+    """A time metric of two arms: ratio head/base inside blocks, with its noise."""
+
+    metric: str
+    unit: str
+    base_median: Reading
+    head_median: Reading
+    ratio: Reading
+    low: Reading  # interval of the ratio
+    high: Reading
+    null_ratio: Reading
+    blocks: int
+    smallest_detectable: Reading
+    klass: TimeClass = Field(alias="class")
+    run_ids: tuple[str, ...] = ()
+    note: str = ""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+
+class SetAside(Document):
+    """An attempt that does not count, and why."""
+
+    cell: str
+    arm: str
+    run_id: str
+    attempt_id: str
+    state: str
+    reason: str
+
+
+class ArmView(Document):
+    """One arm of a cell, as shown: its medians and facts."""
+
+    arm: str
+    role: str
+    source: str
+    commit: str | None = None
+    engine_digest: str = ""
+    config: dict[str, str | int | float | bool | None] = {}
+    runs_expected: int
+    runs_complete: int
+    values: dict[str, Reading] = {}  # every counter and metric: the arm's one value, or Missing("varies ...")
+    facts: dict[str, int | float | str] = {}
+    seams: tuple[SeamRow, ...] = ()
+    top_keys: tuple[tuple[str, int, int], ...] = ()  # key, streamed bytes, bypass count; largest first
+    card: str = ""
+    uuid: str = ""
+    certificates: dict[str, int] = {}  # verdict -> count
+    stop_reasons: dict[str, int] = {}
+
+
+class CellVerdict(Document):
+    """One cell, judged."""
+
+    cell: str
+    outcome: Outcome
+    exit_code: int
+    model: str
+    prompt: str
+    arms: tuple[ArmView, ...]
+    identity: tuple[IdentityRow, ...] = ()
+    witnesses: tuple[WitnessRow, ...] = ()
+    invariants: tuple[InvariantRow, ...] = ()
+    exact: tuple[MetricRow, ...] = ()
+    time: tuple[TimeRow, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Verdict(Document):
+    """The judged answer for a sweep."""
+
+    schema_: Literal["assay.verdict/1"] = Field("assay.verdict/1", alias="schema")
+    sweep: str
+    outcome: Outcome
+    exit_code: int
+    headline: str  # one sentence: what happened
+    next_step: str  # one sentence: what to do
+    findings: tuple[Finding, ...] = ()  # worst first; empty on a clean pass
+    cells: tuple[CellVerdict, ...] = ()
+    set_aside: tuple[SetAside, ...] = ()
+    blind_spots: tuple[str, ...] = ()
+    cells_expected: int
+    cells_judged: int
+    varies: tuple[str, ...] = ()
+    gate: dict[str, str] = {}
+    input_digest: str
+    stamp: Stamp
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+
+class FollowUp(Document):
+    """More evidence the judge asks for before it answers; the dispatcher runs it, appends it, judges again."""
+
+    kind: Literal["rerun_base", "oracle", "more_blocks"]
+    cell: str
+    arm: str = "base"
+    count: int = 1
+    reason: str
