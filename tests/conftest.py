@@ -1,0 +1,133 @@
+"""What every test run shares: the GPU skip, and the check that tests which must run did run.
+
+`tests/must_run.txt` lists patterns of test ids. A listed test that is skipped fails the run; with `--must-run`, which
+`make test` passes, a pattern that no executed test matches fails it too, so that a module skipped as a whole or a
+renamed test cannot pass unseen. Both work under xdist: the controller sees every worker's reports.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+
+NO_GPU = "skipped: no GPU"
+MUST_RUN_FILE = Path(__file__).with_name("must_run.txt")
+
+# In a child, so that the test process itself never holds a driver context.
+COUNT_GPUS = """
+import ctypes
+cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
+raise SystemExit(0 if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value else 1)
+"""
+
+
+@dataclass(slots=True)
+class Census:
+    """What became of each test, as far as the two checks need it."""
+
+    patterns: tuple[str, ...]
+    executed: set[str] = field(default_factory=set)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, report: pytest.TestReport) -> None:
+        if report.skipped:
+            self.skipped[report.nodeid] = skip_reason(report)
+        elif report.when == "call":
+            self.executed.add(report.nodeid)
+
+    def skipped_but_must_run(self) -> list[str]:
+        return [test for test in sorted(self.skipped) if any(matches(test, pattern) for pattern in self.patterns)]
+
+    def matched_nothing(self) -> list[str]:
+        return [pattern for pattern in self.patterns if not any(matches(test, pattern) for test in self.executed)]
+
+
+CENSUS = pytest.StashKey[Census]()
+
+
+def read_patterns(path: Path) -> tuple[str, ...]:
+    """The patterns of a must-run file: one a line, `#` starts a comment."""
+    lines = (line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return tuple(line for line in lines if line)
+
+
+def matches(test_id: str, pattern: str) -> bool:
+    """Whether a test id fits a pattern: a glob over the whole id, or a file, class or test without its parameters."""
+    # fnmatch reads `[` as a character class, while ids carry parameters in brackets.
+    glob = pattern.replace("[", "[[]")
+    return any(fnmatchcase(test_id, form) for form in (glob, f"{glob}::*", f"{glob}[[]*"))
+
+
+def skip_reason(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    return getattr(report, "wasxfail", "") or str(report.longrepr)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--must-run",
+        action="store_true",
+        help="fail unless every pattern of tests/must_run.txt matches a test that was executed",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[CENSUS] = Census(read_patterns(MUST_RUN_FILE))
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(MustRun(config), "must-run")
+
+
+class MustRun:
+    """Counts in the process that sees every report, and turns the run red at its end."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.census = config.stash[CENSUS]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.census.add(report)
+
+    def complaints(self) -> list[str]:
+        skipped = self.census.skipped_but_must_run()
+        found = [f"{test} must run, but: {self.census.skipped[test]}" for test in skipped]
+        if self.config.getoption("--must-run"):
+            found += [f"{pattern} must run, but no executed test matches" for pattern in self.census.matched_nothing()]
+        return found
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.complaints() and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        without_gpu = Counter(self.census.skipped.values())[NO_GPU]
+        terminalreporter.write_line(f"GPU tests skipped for want of a GPU: {without_gpu}")
+        for complaint in self.complaints():
+            terminalreporter.write_line(f"MUST RUN: {complaint}", red=True)
+
+
+@functools.cache
+def gpu_is_there() -> bool:
+    """Whether a CUDA driver reports at least one device."""
+    return subprocess.run([sys.executable, "-c", COUNT_GPUS], check=False, capture_output=True).returncode == 0
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    # Before any fixture, so that one of wider scope cannot reach for a GPU first.
+    if item.get_closest_marker("gpu") and not gpu_is_there():
+        pytest.skip(NO_GPU)
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root of this checkout."""
+    return Path(__file__).resolve().parent.parent
