@@ -1,0 +1,168 @@
+"""Watching a card while a run is on it: a thread that samples, and what the samples say.
+
+Intrusions and slowed clocks become intervals in seconds since the watch began; numbers become min, max and median. The
+sampler asks NVML only, makes no CUDA context, and costs the watched process nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from jobs.model import Interval
+from orchestrator.cards import CardProbe, CardSnapshot, ProbeError
+from orchestrator.clear import ClearPolicy, ClearVerdict, judge, worst
+
+PERIOD_S = 0.2
+_NUMBERS = (
+    "sm_clock_mhz",
+    "memory_clock_mhz",
+    "temperature_c",
+    "power_mw",
+    "utilisation_percent",
+    "used_bytes",
+    "pcie_generation",
+    "pcie_width",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchReport:
+    """What a watch saw; `during` holds {field: {min, max, median}} of known values, throttle bits, unknown counts."""
+
+    verdict: ClearVerdict | None
+    samples: int
+    during: Mapping[str, Any]
+    intervals: tuple[Interval, ...]
+
+
+@dataclass(slots=True)
+class _Open:
+    start_s: float
+    end_s: float
+    pid: int | None = None
+
+
+@dataclass(slots=True)
+class WatchBook:
+    """Keeps the account of samples; no thread and no clock, so that it can be tested by hand.
+
+    A PID that nobody on this host knows and that appears after the first sample is taken for the run itself (its PID is
+    hidden by a container) as long as it is the only one; the grade then says `memory`.
+    """
+
+    policy: ClearPolicy
+    simulated: bool = False
+    samples: int = 0
+    bits: int = 0
+    series: dict[str, list[int]] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    verdicts: list[ClearVerdict] = field(default_factory=list)
+    stretches: dict[str, _Open] = field(default_factory=dict)
+    closed: list[Interval] = field(default_factory=list)
+    adopted: int | None = None
+
+    def add(self, now_s: float, snapshot: CardSnapshot, ours: frozenset[int], visible: frozenset[int] | None) -> None:
+        """Take one sample at `now_s` seconds."""
+        self.samples += 1
+        for name in _NUMBERS:
+            value = getattr(snapshot, name)
+            if value is None:
+                self.unknown[name] = self.unknown.get(name, 0) + 1
+            else:
+                self.series.setdefault(name, []).append(int(value))
+        self.bits |= snapshot.throttle_bits or 0
+        mine = self._with_adopted(snapshot, ours, visible)
+        verdict = judge(snapshot, self.policy, "during", ours=mine, visible=visible, simulated=self.simulated)
+        self._remember(verdict)
+        self._stretch(now_s, snapshot, mine, verdict)
+
+    def report(self) -> WatchReport:
+        """The account so far."""
+        during: dict[str, Any] = {name: _spread(values) for name, values in self.series.items()}
+        during["throttle_bits"] = self.bits
+        if self.unknown:
+            during["unknown_samples"] = dict(self.unknown)
+        if self.adopted is not None:
+            during["adopted_pid"] = self.adopted
+        still = [Interval(start_s=o.start_s, end_s=o.end_s, what=w, pid=o.pid) for w, o in self.stretches.items()]
+        intervals = tuple(sorted([*self.closed, *still], key=lambda i: (i.start_s, i.what)))
+        return WatchReport(worst(self.verdicts) if self.verdicts else None, self.samples, during, intervals)
+
+    def _with_adopted(
+        self, snapshot: CardSnapshot, ours: frozenset[int], visible: frozenset[int] | None
+    ) -> frozenset[int]:
+        hidden = [p.pid for p in snapshot.processes or () if visible is not None and p.pid not in visible]
+        if self.adopted is None and len(hidden) == 1 and not any(p.pid in ours for p in snapshot.processes or ()):
+            self.adopted = hidden[0]
+        return ours if self.adopted is None else ours | {self.adopted}
+
+    def _remember(self, verdict: ClearVerdict) -> None:
+        if not self.verdicts or verdict != self.verdicts[-1]:
+            self.verdicts.append(verdict)
+
+    def _stretch(self, now_s: float, snapshot: CardSnapshot, mine: frozenset[int], verdict: ClearVerdict) -> None:
+        foreign = {f"process {p.pid}": p.pid for p in snapshot.processes or () if p.pid not in mine}
+        present: dict[str, int | None] = {**foreign}
+        if verdict.verdict in ("throttled", "unknown"):
+            present[verdict.reasons[0]] = None
+        for what in [w for w in self.stretches if w not in present]:
+            gone = self.stretches.pop(what)
+            self.closed.append(Interval(start_s=gone.start_s, end_s=gone.end_s, what=what, pid=gone.pid))
+        for what, pid in present.items():
+            self.stretches.setdefault(what, _Open(now_s, now_s, pid)).end_s = now_s
+
+
+class CardWatch:
+    """Samples one card on a thread from `start` to `stop`; `ours` and `visible` are asked at each sample."""
+
+    def __init__(
+        self,
+        probe: CardProbe,
+        uuid: str,
+        book: WatchBook,
+        clock: Callable[[], float],
+        *,
+        ours: Callable[[], frozenset[int]],
+        visible: Callable[[], frozenset[int] | None],
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._probe = probe
+        self._uuid = uuid
+        self._book = book
+        self._clock = clock
+        self._ours = ours
+        self._visible = visible
+        self._period_s = period_s
+        self._halt = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="card-watch", daemon=True)
+        self._start_s = 0.0
+
+    def start(self) -> None:
+        """Begin; the first sample is taken at once."""
+        self._start_s = self._clock()
+        self._thread.start()
+
+    def stop(self) -> WatchReport:
+        """End and give the account. Also safe when a probe hangs: the thread is then left behind as a daemon."""
+        self._halt.set()
+        self._thread.join(timeout=self._period_s + 5.0)
+        return self._book.report()
+
+    def _sample(self) -> None:
+        while True:
+            due_s = self._clock() + self._period_s
+            try:
+                snapshot = self._probe.snapshot(self._uuid)
+            except ProbeError as exc:
+                snapshot = CardSnapshot(self._uuid, errors=(("card", str(exc)),))
+            self._book.add(self._clock() - self._start_s, snapshot, self._ours(), self._visible())
+            if self._halt.wait(max(0.0, due_s - self._clock())):
+                return
+
+
+def _spread(values: list[int]) -> dict[str, int]:
+    ordered = sorted(values)
+    return {"min": ordered[0], "max": ordered[-1], "median": ordered[len(ordered) // 2]}
