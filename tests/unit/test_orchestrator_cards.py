@@ -171,7 +171,8 @@ def test_a_held_card_is_refused_with_the_holders_name(tmp_path: Path) -> None:
 def test_a_killed_holder_frees_its_card(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from orchestrator.lock import CardLock\n"
-        "lock = CardLock('GPU-1', 'doomed', Path(sys.argv[1])); lock.acquire(); print('held', flush=True); time.sleep(60)"
+        "lock = CardLock('GPU-1', 'doomed', Path(sys.argv[1])); lock.acquire()\n"
+        "print('held', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None

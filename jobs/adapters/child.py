@@ -1,0 +1,261 @@
+"""One measured program as a child process: spawned, read, bounded, ended with everything it started.
+
+The child stays in the session of its parent, since Ray ends a worker's session with the worker, but leads a process
+group of its own, so that the whole group can be ended. A launcher of a few lines sets the parent-death signal and then
+becomes the program; doing that between fork and exec instead would run Python in the fork of a threaded process. The
+signal fires when the *thread* that spawned it ends, so spawn from a thread that outlives the run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jobs.adapters.capped_log import CappedLog
+
+TICK_S = 0.1
+DRAIN_S = 2.0
+MAX_LINE_BYTES = 256 << 20
+
+# argv: parent PID, control fd or -1, then the program. 1 is PR_SET_PDEATHSIG. The parent may have died before the call.
+_LAUNCHER = (
+    "import ctypes,os,signal,sys\n"
+    "ctypes.CDLL(None).prctl(1,signal.SIGKILL,0,0,0)\n"
+    "if os.getppid()!=int(sys.argv[1]): sys.exit(143)\n"
+    "os.execvp(sys.argv[2],sys.argv[2:])\n"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChildOrder:
+    """What to start. `argv` may hold "{result_fd}" and "{control_fd}"; `env` is the whole environment."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    log_path: Path
+    timeout_s: float
+    term_grace_s: float = 3.0
+    log_cap_bytes: int = 128 << 10
+
+
+@dataclass(slots=True)
+class ChildEnd:
+    """How it ended: exit code or signal, never both. `lines` are the JSON objects of the result stream.
+
+    `bad_line` is the start of a line that was no JSON object; `leftovers` are PIDs of its group that outlived it and
+    were ended by us.
+    """
+
+    pid: int
+    exit_code: int | None = None
+    signal: int | None = None
+    timed_out: bool = False
+    stopped: bool = False
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    bad_line: str | None = None
+    log_tail: str = ""
+    wall_s: float = 0.0
+    leftovers: tuple[int, ...] = ()
+
+
+def run_child(
+    order: ChildOrder,
+    *,
+    on_spawn: Callable[[int], None] = lambda _pid: None,
+    on_line: Callable[[dict[str, Any]], None] = lambda _line: None,
+    stopped: Callable[[], bool] = lambda: False,
+) -> ChildEnd:
+    """Run a program to its end, or end it at its deadline or when `stopped` says so.
+
+    Raises OSError when it cannot be started at all.
+    """
+    result_read, result_write = os.pipe()
+    control_read, control_write = os.pipe()
+    log_read, log_write = os.pipe()
+    child_ends = (result_write, control_read, log_write)
+    try:
+        process = _spawn(order, result_write, control_read, log_write)
+    except OSError:
+        for fd in (result_read, control_write, log_read):
+            os.close(fd)
+        raise
+    finally:
+        for fd in child_ends:
+            os.close(fd)
+    end = ChildEnd(process.pid)
+    log = CappedLog(order.log_path, order.log_cap_bytes)
+    reader = _LineReader(end, on_line)
+    try:
+        on_spawn(process.pid)
+        _attend(process, order, end, {result_read: reader.feed, log_read: log.feed}, stopped)
+    finally:
+        os.close(control_write)
+        _end_group(process, order.term_grace_s)
+        for fd in (result_read, log_read):
+            os.close(fd)
+        log.close()
+    reader.finish()
+    end.log_tail = log.tail_text()
+    code = process.returncode
+    end.exit_code, end.signal = (code, None) if code >= 0 else (None, -code)
+    return end
+
+
+def _spawn(order: ChildOrder, result_fd: int, control_fd: int, log_fd: int) -> subprocess.Popen[bytes]:
+    argv = [a.format(result_fd=result_fd, control_fd=control_fd) if a.startswith("{") else a for a in order.argv]
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv],
+        env=dict(order.env),
+        cwd=order.cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=log_fd,
+        stderr=log_fd,
+        pass_fds=(result_fd, control_fd),
+        process_group=0,
+    )
+
+
+def _attend(
+    process: subprocess.Popen[bytes],
+    order: ChildOrder,
+    end: ChildEnd,
+    feeds: Mapping[int, Callable[[bytes], None]],
+    stopped: Callable[[], bool],
+) -> None:
+    """Read both pipes until the child is gone; past its deadline or on a stop, end the group and drain what is left."""
+    begin_s = time.monotonic()
+    with selectors.DefaultSelector() as selector:
+        for fd, feed in feeds.items():
+            os.set_blocking(fd, False)
+            selector.register(fd, selectors.EVENT_READ, feed)
+        while process.poll() is None:
+            _pump(selector, TICK_S)
+            end.timed_out = time.monotonic() - begin_s > order.timeout_s
+            end.stopped = stopped()
+            if end.timed_out or end.stopped:
+                _end_group(process, order.term_grace_s, lambda: _pump(selector, TICK_S))
+        end.wall_s = time.monotonic() - begin_s
+        end.leftovers = _end_members(process.pid)  # first: what it started may still hold the pipes open
+        drain_until_s = time.monotonic() + DRAIN_S
+        while selector.get_map() and time.monotonic() < drain_until_s:
+            _pump(selector, TICK_S)
+
+
+def _pump(selector: selectors.BaseSelector, wait_s: float) -> None:
+    """Feed what has arrived within `wait_s`; an ended pipe is taken off."""
+    if not selector.get_map():
+        time.sleep(wait_s / 10)
+        return
+    for key, _ in selector.select(wait_s):
+        try:
+            data = os.read(key.fd, 1 << 16)
+        except BlockingIOError:
+            continue
+        if data:
+            key.data(data)
+        else:
+            selector.unregister(key.fd)
+
+
+def _end_group(
+    process: subprocess.Popen[bytes], grace_s: float, meanwhile: Callable[[], None] = lambda: time.sleep(0.02)
+) -> None:
+    """TERM, then KILL, for the leader and all it started; nothing when the leader has been reaped already."""
+    if process.poll() is not None:
+        return
+    _signal_group(process.pid, signal.SIGTERM)
+    deadline_s = time.monotonic() + grace_s
+    while process.poll() is None and time.monotonic() < deadline_s:
+        meanwhile()
+    if process.poll() is None:
+        _signal_group(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _end_members(group: int) -> tuple[int, ...]:
+    """KILL what has outlived a group's reaped leader; a group without members is not touched, its number may be new."""
+    members = _group_members(group)
+    if members:
+        _signal_group(group, signal.SIGKILL)
+    return members
+
+
+def _signal_group(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _group_members(group: int) -> tuple[int, ...]:
+    """PIDs alive in a process group, from /proc; zombies do not count."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            state, _parent, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            if int(pgrp) == group and state not in ("Z", "X"):
+                found.append(int(entry.name))
+    return tuple(sorted(found))
+
+
+class _LineReader:
+    """Splits the result stream into JSON objects; the first line that is none ends the reading."""
+
+    def __init__(self, end: ChildEnd, on_line: Callable[[dict[str, Any]], None]) -> None:
+        self._end = end
+        self._on_line = on_line
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        self._rest += data
+        if b"\n" not in data:
+            if len(self._rest) > MAX_LINE_BYTES:
+                self._spoil(bytes(self._rest[:200]))
+                self._rest.clear()
+            return
+        *lines, rest = bytes(self._rest).split(b"\n")
+        self._rest = bytearray(rest)
+        for line in lines:
+            self._take(line)
+
+    def finish(self) -> None:
+        """A rest without newline is a cut-off line: the child died while writing it, so it says nothing."""
+        if self._rest:
+            self._spoil(bytes(self._rest[:200]))
+
+    def _take(self, line: bytes) -> None:
+        if self._end.bad_line is not None or not line.strip():
+            return
+        try:
+            value = json.loads(line, parse_constant=_refuse_constant)
+        except ValueError:
+            value = None
+        if not isinstance(value, dict) or "type" not in value:
+            self._spoil(line[:200])
+            return
+        self._end.lines.append(value)
+        self._on_line(value)
+
+    def _spoil(self, start: bytes) -> None:
+        if self._end.bad_line is None:
+            self._end.bad_line = start.decode("utf-8", "replace")
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def allowed_environment(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
+    """The variables of `environ` that an allowlist names."""
+    return {name: environ[name] for name in names if name in environ}
