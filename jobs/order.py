@@ -1,0 +1,38 @@
+"""In which order a block runs its arms.
+
+Every order gives each arm the same number of runs, so that only the order differs between sweeps that try them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from jobs.model import CellPlan, Order
+
+RUNS_PER_REPEAT = 2
+"""Runs of each arm per repeat: once on the way out, once on the way back."""
+
+
+def run_order(plan: CellPlan, block: int) -> tuple[str, ...]:
+    """Arm names of one block's runs, in order; `block` counts from 0."""
+    return arm_order(plan.arms, plan.order, plan.repeats, seed=f"{plan.cell}#{block}")
+
+
+def arm_order(arms: Sequence[str], order: Order, repeats: int, seed: str) -> tuple[str, ...]:
+    """`len(arms) * 2 * repeats` names.
+
+    ABBA is the balanced palindrome (arms, then arms reversed), which cancels a linear drift within the block.
+    `random` is a shuffle fixed by `seed`, so a resumed or repeated sweep has the same plan. `sequential` runs all of
+    an arm before the next: kept to show what drift does, never the default.
+    """
+    if order == "ABBA":
+        return (*arms, *reversed(arms)) * repeats
+    if order == "sequential":
+        return tuple(arm for arm in arms for _ in range(RUNS_PER_REPEAT * repeats))
+    slots = [(arm, number) for arm in arms for number in range(RUNS_PER_REPEAT * repeats)]
+    return tuple(arm for arm, _ in sorted(slots, key=lambda slot: _rank(seed, *slot)))
+
+
+def _rank(seed: str, arm: str, number: int) -> bytes:
+    return hashlib.sha256(f"{seed}/{arm}/{number}".encode()).digest()

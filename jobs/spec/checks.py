@@ -1,0 +1,224 @@
+"""What a sweep file must hold beyond its shape: known names, values the engine takes, arms that can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from engine import config as engine_config
+from engine.counters import COUNTERS
+from engine.errors import BadRequest
+from jobs import expressions
+from jobs.errors import SpecError
+from jobs.metrics import METRICS, expression_names
+from jobs.model import ArmRole
+from jobs.spec.faults import first_of, nearest
+from jobs.spec.form import ArmForm, ExpectationsForm, SweepForm
+from jobs.spec.yaml_lines import Path_, Source
+
+AXES_APART = ("model", "prompt")
+VARIES_APART = ("build", "env")
+"""What `varies` may name beside engine config names: the engine's code, and the arm's environment."""
+
+SOURCES = "checkout, installed, path:DIR, git:REF, or like: ARM in place of a source"
+MOST_CELLS = 10_000
+ROLES: dict[str, ArmRole] = {"base": "base", "head": "head", "null": "null"}
+
+
+def check_sweep(form: SweepForm, source: Source) -> None:
+    """Raise SpecError with every fault found, the first by line in front."""
+    faults = [
+        *_models(form, source),
+        *_prompts(form, source),
+        *_arm_likes(form, source),
+        *_matrix(form, source),
+        *_varies(form, source),
+        *_expressions(form, source),
+        *_locks(form, source),
+    ]
+    if not faults:  # these need arms whose `like` is sound
+        faults = [*_roles(form, source), *_differences(form, source)]
+    if faults:
+        raise first_of(faults)
+
+
+def merged(form: SweepForm, name: str) -> ArmForm:
+    """An arm with what it takes from `like` filled in."""
+    arm = form.arms[name]
+    if arm.like is None:
+        return arm
+    other = merged(form, arm.like)
+    return ArmForm(
+        source=arm.source or other.source,
+        role=arm.role,
+        adapter=arm.adapter or other.adapter,
+        config={**other.config, **arm.config},
+        env={**other.env, **arm.env},
+    )
+
+
+def role_of(form: SweepForm, name: str) -> ArmRole:
+    """An arm's role: as written, else by its name."""
+    return form.arms[name].role or ROLES.get(name, "variant")
+
+
+def check_expectations(form: ExpectationsForm, source: Source) -> None:
+    """Raise SpecError when an expectation names no known metric or counter."""
+    known = {*METRICS, *COUNTERS}
+    unknown = [(index, row.metric) for index, row in enumerate(form.expectations) if row.metric not in known]
+    if unknown:
+        faults = [
+            source.error(("expectations", index, "metric"), f"unknown metric {name!r}", nearest(name, known))
+            for index, name in unknown
+        ]
+        raise first_of(faults)
+
+
+def _models(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    for name, model in form.models.items():
+        path: Path_ = ("models", name)
+        if (model.build is None) == (model.path is None):
+            yield source.error(path, f"model {name!r} needs one of build and path", "build: a zoo name, or path: DIR")
+        elif model.seed is not None and model.build is None:
+            yield source.error((*path, "seed"), "seed goes with build", "a folder has no seed; remove it")
+
+
+def _prompts(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    for name, prompt in form.prompts.items():
+        if (prompt.ids is None) == (prompt.text is None):
+            remedy = 'ids: [..], or text: ".."'
+            yield source.error(("prompts", name), f"prompt {name!r} needs one of ids and text", remedy)
+
+
+def _arm_likes(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    for name, arm in form.arms.items():
+        path: Path_ = ("arms", name)
+        if arm.like is not None and arm.like not in form.arms:
+            yield source.error((*path, "like"), f"no arm {arm.like!r}", nearest(arm.like, form.arms))
+        elif _loops(form, name):
+            yield source.error((*path, "like"), f"arm {name!r} is like itself", "give one of them a source")
+        elif arm.source is None and arm.like is None:
+            yield source.error(path, f"arm {name!r} needs a source", SOURCES)
+        if arm.source is not None:
+            yield from _source(arm.source, (*path, "source"), source)
+        for key, value in arm.config.items():
+            yield from _config_value(key, value, (*path, "config", key), source)
+            if key in form.matrix:
+                yield source.error((*path, "config", key), f"{key!r} is also in the matrix", "keep one of the two")
+        for key in arm.env:
+            if not key.replace("_", "a").isalnum() or key[0].isdigit():
+                yield source.error((*path, "env", key), f"{key!r} is not an environment variable's name", "rename it")
+
+
+def _loops(form: SweepForm, name: str) -> bool:
+    seen = [name]
+    while (like := form.arms[seen[-1]].like) is not None and like in form.arms:
+        if like in seen:
+            return True
+        seen.append(like)
+    return False
+
+
+def _source(text: str, path: Path_, source: Source) -> Iterator[SpecError]:
+    kind, colon, value = text.partition(":")
+    if kind in {"path", "git"} and (not colon or not value.strip()):
+        yield source.error(path, f"source {text!r} names no {'folder' if kind == 'path' else 'ref'}", f"{kind}:NAME")
+    elif kind not in {"path", "git", "checkout", "installed"} or (colon and kind in {"checkout", "installed"}):
+        yield source.error(path, f"unknown source {text!r}", f"known: {SOURCES}")
+
+
+def _config_value(name: str, value: Any, path: Path_, source: Source) -> Iterator[SpecError]:
+    try:
+        engine_config.check({name: value})
+    except BadRequest as error:
+        yield source.error(path, error.message, error.remedy)
+
+
+def _matrix(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    known = {*engine_config.CONFIG_NAMES, *AXES_APART}
+    cells = 1
+    for axis, values in form.matrix.items():
+        cells *= len(values)
+        if axis not in known:
+            yield source.error(("matrix", axis), f"unknown matrix axis {axis!r}", nearest(axis, known))
+            continue
+        for index, value in enumerate(values):
+            path: Path_ = ("matrix", axis, index)
+            if any(value == earlier and type(value) is type(earlier) for earlier in values[:index]):
+                yield source.error(path, f"{value!r} stands twice in {axis}", "remove one")
+            if axis not in AXES_APART:
+                yield from _config_value(axis, value, path, source)
+            elif value not in (defined := form.models if axis == "model" else form.prompts):
+                yield source.error(path, f"no {axis} {value!r}", nearest(str(value), defined))
+    if cells > MOST_CELLS:
+        yield source.error(("matrix",), f"the matrix has {cells} cells", f"at most {MOST_CELLS}; split the sweep")
+
+
+def _varies(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    known = {*engine_config.CONFIG_NAMES, *VARIES_APART}
+    for index, name in enumerate(form.varies):
+        if name not in known:
+            yield source.error(("varies", index), f"unknown factor {name!r} in varies", nearest(name, known))
+        elif name in form.matrix:
+            remedy = "a matrix axis is equal in all arms of a cell; remove one of the two"
+            yield source.error(("varies", index), f"{name!r} is both in varies and in the matrix", remedy)
+
+
+def _expressions(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    rows = [(("witnesses", i, "expr"), row.expr) for i, row in enumerate(form.witnesses)]
+    rows += [(("invariants", i, "expr"), row.expr) for i, row in enumerate(form.invariants)]
+    for path, expr in rows:
+        try:
+            expressions.check(expr, expression_names())
+        except SpecError as error:
+            yield source.error(path, error.message, error.remedy)
+    for index, witness in enumerate(form.witnesses):
+        for place, arm in enumerate(witness.arms):
+            if arm not in form.arms:
+                yield source.error(("witnesses", index, "arms", place), f"no arm {arm!r}", nearest(arm, form.arms))
+
+
+def _locks(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    for index, lock in enumerate(form.locks):
+        path: Path_ = ("locks", index)
+        if lock.prompt not in form.prompts:
+            yield source.error((*path, "prompt"), f"no prompt {lock.prompt!r}", nearest(lock.prompt, form.prompts))
+        if lock.index >= form.run.tokens:
+            remedy = f"indices run from 0 to {form.run.tokens - 1}"
+            yield source.error((*path, "index"), f"index {lock.index} is past run.tokens {form.run.tokens}", remedy)
+        if lock.margin is not None and lock.margin[0] > lock.margin[1]:
+            yield source.error((*path, "margin"), f"the margin band {list(lock.margin)} is empty", "low, then high")
+
+
+def _roles(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    names = list(form.arms)
+    roles = {name: role_of(form, name) for name in names}
+    if len(names) < 2:
+        yield source.error(("arms",), "one arm compares with nothing", "add head, or null: {like: base}")
+    if roles[names[0]] != "base":
+        yield source.error(("arms", names[0]), f"the first arm is {names[0]!r}, not the base", "write base first")
+    for role in ("base", "head", "null"):
+        holders = [name for name in names if roles[name] == role]
+        if len(holders) > 1:
+            yield source.error(
+                ("arms", holders[1]), f"{' and '.join(holders)} both have the role {role}", "role: variant for others"
+            )
+
+
+def _differences(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    base = merged(form, next(iter(form.arms)))
+    for name in list(form.arms)[1:]:
+        arm = merged(form, name)
+        if role_of(form, name) == "null" and (arm.source, arm.config, arm.env) != (base.source, base.config, base.env):
+            yield source.error(("arms", name), f"the null arm {name!r} differs from base", "write it as {like: base}")
+            continue
+        differing = [key for key in {**base.config, **arm.config} if _value(base, key) != _value(arm, key)]
+        for key in [*differing, *(["env"] if arm.env != base.env else [])]:
+            if key not in form.varies:
+                path: Path_ = ("arms", name, "env") if key == "env" else ("arms", name, "config", key)
+                yield source.error(path, f"arm {name!r} differs from base in {key}", f"name it: varies: [{key}]")
+
+
+def _value(arm: ArmForm, key: str) -> Any:
+    """A config value as the engine will take it: what is not written has the engine's default."""
+    return arm.config.get(key, getattr(engine_config.EngineConfig(), key))

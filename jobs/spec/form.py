@@ -1,0 +1,175 @@
+"""The shape of a sweep file: every key, its type and its default. Unknown keys and wrong types are refused.
+
+Values that come from the engine's own vocabulary (config names, policies) are checked in `jobs.spec.checks`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from jobs.model import ArmRole, GateAction, Order
+
+NAME_RULE = r"^[a-z0-9][a-z0-9._-]*$"
+MOST_TOKEN_ID = 2**31 - 1
+
+Scalar = str | int | float | bool | None
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        raise PydanticCustomError("scalar", "expected one value (text, a number, true, false or null)")
+    return value
+
+
+Name = Annotated[str, Field(pattern=NAME_RULE, max_length=80)]
+OneValue = Annotated[Any, BeforeValidator(_scalar)]
+Text = Annotated[str, Field(min_length=1)]
+TokenId = Annotated[int, Field(ge=0, le=MOST_TOKEN_ID)]
+
+
+class Form(BaseModel):
+    """A mapping of a sweep file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelForm(Form):
+    """Where a model comes from: `build` a zoo name (with `seed` for a made-up one), or `path` to its folder."""
+
+    build: Text | None = None
+    seed: Annotated[int, Field(ge=0)] | None = None
+    path: Text | None = None
+
+
+class PromptForm(Form):
+    """A prompt: `ids`, or `text` for the model's own tokenizer."""
+
+    ids: Annotated[tuple[TokenId, ...], Field(min_length=1)] | None = None
+    text: Text | None = None
+
+
+class ArmForm(Form):
+    """One build and config under comparison. `like` takes another arm's values; what is written here replaces them."""
+
+    source: Text | None = None
+    like: Text | None = None
+    role: ArmRole | None = None
+    adapter: Literal["native"] | None = None
+    config: dict[str, OneValue] = {}
+    env: dict[str, str] = {}
+
+
+class RunForm(Form):
+    """How each run generates."""
+
+    tokens: Annotated[int, Field(ge=1)]
+    generations: Annotated[int, Field(ge=1)] = 3
+    warmups: Annotated[int, Field(ge=0)] = 0
+    ignore_eos: bool = False
+    decode_skip: Annotated[int, Field(ge=1)] = 1
+    device: Literal["auto", "sim", "cuda"] = "auto"
+
+
+class BlocksForm(Form):
+    """How many blocks a cell has, in which order each runs the arms, and how often that order is repeated."""
+
+    count: Annotated[int, Field(ge=1, le=1000)] = 1
+    order: Order = "ABBA"
+    repeats: Annotated[int, Field(ge=1, le=100)] = 1
+
+
+class WitnessForm(Form):
+    """An expression over one run's counters that must hold for the run to prove anything; `arms` empty: every arm."""
+
+    expr: Text
+    arms: tuple[str, ...] = ()
+
+
+class InvariantForm(Form):
+    """An expression over one run's counters that must hold, or the record is broken."""
+
+    expr: Text
+
+
+class IdentityForm(Form):
+    """What "same tokens" means here."""
+
+    compare: Literal["full", "prefix"] = "full"
+    near_ties: Literal["refuse", "allow"] = "refuse"
+    near_tie_cap: Annotated[float, Field(ge=0)] = 0.1
+    scope: tuple[Text, ...] = ("batch", "card", "driver")
+
+
+class GateForm(Form):
+    """What each kind of finding does to the exit code."""
+
+    identity: GateAction = "block"
+    exact: GateAction = "block"
+    time: GateAction = "advise"
+
+
+class LimitsForm(Form):
+    """Bounds on time and retries."""
+
+    run_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    queue_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    attempts: Annotated[int, Field(ge=1)] = 3
+    contamination_reruns: Annotated[int, Field(ge=0)] = 2
+    follow_ups: Annotated[int, Field(ge=0)] = 4
+
+
+class CardsForm(Form):
+    """Which cards may run the sweep: a card model's name, or `any`."""
+
+    class_: Annotated[Text, Field(alias="class")] = "any"
+
+
+class LockForm(Form):
+    """An expected id at an index of a prompt's output; a `tripwire` only warns."""
+
+    prompt: str
+    index: Annotated[int, Field(ge=0)]
+    expected: TokenId
+    allowed: tuple[TokenId, ...] = ()
+    margin: tuple[float, float] | None = None
+    tripwire: bool = False
+
+
+class ExpectationForm(Form):
+    """A declared, reviewed change of an exact metric."""
+
+    metric: Text
+    cell: Text = "*"
+    change: Literal["lower", "higher", "any"] = "any"
+    reason: Text
+
+
+class ExpectationsForm(Form):
+    """The file that `expectations:` names."""
+
+    expectations: tuple[ExpectationForm, ...]
+
+
+class SweepForm(Form):
+    """A whole sweep file."""
+
+    sweep: Name
+    description: str = ""
+    models: Annotated[dict[Name, ModelForm], Field(min_length=1)]
+    prompts: Annotated[dict[Name, PromptForm], Field(min_length=1)]
+    arms: Annotated[dict[Name, ArmForm], Field(min_length=1)]
+    matrix: dict[str, Annotated[tuple[OneValue, ...], Field(min_length=1)]] = {}
+    varies: tuple[str, ...] = ()
+    run: RunForm
+    blocks: BlocksForm = BlocksForm()
+    witnesses: tuple[WitnessForm, ...] = ()
+    invariants: tuple[InvariantForm, ...] = ()
+    identity: IdentityForm = IdentityForm()
+    gate: GateForm = GateForm()
+    limits: LimitsForm = LimitsForm()
+    cards: CardsForm = CardsForm()
+    locks: tuple[LockForm, ...] = ()
+    expectations: Text | None = None

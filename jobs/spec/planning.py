@@ -1,0 +1,193 @@
+"""From a sweep file to a manifest: read, check, resolve, and spell out every cell."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.errors import SpecError
+from jobs.model import (
+    ArmPlan,
+    CellPlan,
+    Expectation,
+    Gate,
+    IdentityContract,
+    Invariant,
+    Limits,
+    Lock,
+    Manifest,
+    RunSettings,
+    Witness,
+)
+from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel, Resolver
+from jobs.spec.checks import AXES_APART, check_expectations, check_sweep, merged, role_of
+from jobs.spec.faults import parse
+from jobs.spec.form import ExpectationForm, ExpectationsForm, Scalar, SweepForm
+from jobs.spec.yaml_lines import Path_, Source, read_lines
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSpec:
+    """A sweep file that was read and found sound. Relative paths in it count from its own folder."""
+
+    form: SweepForm
+    source: Source
+    folder: Path
+    expectations: tuple[ExpectationForm, ...] = ()
+
+
+def load(path: Path) -> SweepSpec:
+    """Read and check a sweep file. Raises SpecError with file, line and remedy."""
+    source = _read(path, "give the path of a sweep file; sweeps/ has examples")
+    form = parse(SweepForm, source)
+    check_sweep(form, source)
+    folder = path.resolve().parent
+    if form.expectations is None:
+        return SweepSpec(form, source, folder)
+    try:
+        reviewed = _read(folder / form.expectations, "create it, or remove the key")
+    except SpecError as error:
+        if error.line is None:
+            raise source.error(("expectations",), error.message, error.remedy) from error
+        raise
+    declared = parse(ExpectationsForm, reviewed)
+    check_expectations(declared, reviewed)
+    return SweepSpec(form, source, folder, declared.expectations)
+
+
+def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
+    """Resolve models, prompts and arms, and spell out the cells in the matrix's order.
+
+    Raises SpecError: what the resolver refuses gets the line of the key that asked for it.
+    """
+    form = spec.form
+    arms = tuple(_arm(spec, name, resolver) for name in form.arms)
+    models = {name: _model(spec, name, resolver) for name in _axis(form, "model")}
+    common = form.model_dump(mode="python")
+    return Manifest(
+        name=form.sweep,
+        description=form.description,
+        source_text=spec.source.text,
+        arms=arms,
+        cells=_cells(spec, models, resolver),
+        varies=form.varies,
+        gate=Gate(**common["gate"]),
+        identity=IdentityContract(**common["identity"]),
+        limits=Limits(**common["limits"]),
+        expectations=tuple(Expectation(**row.model_dump()) for row in spec.expectations),
+    )
+
+
+def _read(path: Path, remedy: str) -> Source:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError("the file is not UTF-8 text", "save it as UTF-8", file=str(path)) from error
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror or error}", remedy) from error
+    return read_lines(text, str(path))
+
+
+def _axis(form: SweepForm, axis: str) -> tuple[str, ...]:
+    """Values of the model or prompt axis: as written in the matrix, else everything defined."""
+    return tuple(form.matrix.get(axis, tuple(form.models if axis == "model" else form.prompts)))
+
+
+def _model(spec: SweepSpec, name: str, resolver: Resolver) -> ResolvedModel:
+    form = spec.form.models[name]
+    path = None if form.path is None else (spec.folder / form.path).resolve()
+    try:
+        return resolver.model(name, ModelSource(path=path, build=form.build, seed=form.seed))
+    except SpecError as error:
+        raise _placed(spec, ("models", name, "path" if form.build is None else "build"), error) from error
+
+
+def _prompt_ids(spec: SweepSpec, name: str, model: ResolvedModel, resolver: Resolver) -> tuple[int, ...]:
+    form = spec.form.prompts[name]
+    if form.ids is not None:
+        return form.ids
+    assert form.text is not None, name
+    path: Path_ = ("prompts", name, "text")
+    try:
+        ids = resolver.prompt_ids(model, form.text)
+    except SpecError as error:
+        raise _placed(spec, path, error) from error
+    if not ids:
+        raise spec.source.error(path, f"the prompt {name!r} is empty for this tokenizer", "give text that has a token")
+    return ids
+
+
+def _arm(spec: SweepSpec, name: str, resolver: Resolver) -> ArmPlan:
+    arm = merged(spec.form, name)
+    assert arm.source is not None, name
+    kind, _, value = arm.source.partition(":")
+    if kind == "path":
+        value = str((spec.folder / Path(value).expanduser()).resolve())
+    try:
+        found: ResolvedArm = resolver.arm(name, ArmSource(kind, value))  # type: ignore[arg-type]
+    except SpecError as error:
+        raise _placed(spec, ("arms", name, "source"), error) from error
+    return ArmPlan(
+        name=name,
+        role=role_of(spec.form, name),
+        source=arm.source,
+        adapter=arm.adapter or "native",
+        commit=found.commit,
+        tree_digest=found.tree_digest,
+        python_path=None if found.python_path is None else str(found.python_path),
+        config=arm.config,
+        env=arm.env,
+    )
+
+
+def _placed(spec: SweepSpec, path: Path_, error: SpecError) -> SpecError:
+    """The same error, of the same class, pointing into the sweep file unless it already points somewhere."""
+    if error.file:
+        return error
+    return type(error)(error.message, error.remedy, file=spec.source.file, line=spec.source.line(path))
+
+
+def _cells(spec: SweepSpec, models: Mapping[str, ResolvedModel], resolver: Resolver) -> tuple[CellPlan, ...]:
+    form = spec.form
+    prompts = _axis(form, "prompt")
+    ids = {(m, p): _prompt_ids(spec, p, models[m], resolver) for m in models for p in prompts}
+    axes = {name: values for name, values in form.matrix.items() if name not in AXES_APART}
+    cells = []
+    for model, prompt in itertools.product(models, prompts):
+        for values in itertools.product(*axes.values()):
+            config = dict(zip(axes, values, strict=True))
+            cells.append(_cell(spec, model, models[model], prompt, ids[model, prompt], config))
+    return tuple(cells)
+
+
+def _cell(
+    spec: SweepSpec, model: str, found: ResolvedModel, prompt: str, ids: tuple[int, ...], config: dict[str, Scalar]
+) -> CellPlan:
+    form = spec.form
+    return CellPlan(
+        cell="/".join([model, prompt, *(f"{name}={_shown(value)}" for name, value in config.items())]),
+        model=model,
+        model_path=str(found.path),
+        model_digest=found.digest,
+        prompt=prompt,
+        prompt_ids=ids,
+        card_class=form.cards.class_,
+        config=config,
+        settings=RunSettings(**form.run.model_dump()),
+        arms=tuple(form.arms),
+        blocks=form.blocks.count,
+        order=form.blocks.order,
+        repeats=form.blocks.repeats,
+        witnesses=tuple(Witness(**row.model_dump()) for row in form.witnesses),
+        invariants=tuple(Invariant(**row.model_dump()) for row in form.invariants),
+        locks=tuple(Lock(**row.model_dump()) for row in form.locks if row.prompt == prompt),
+    )
+
+
+def _shown(value: Scalar) -> str:
+    """A config value in a cell's name: booleans as on and off, an absent bound as none."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "none" if value is None else str(value)
