@@ -50,7 +50,7 @@ lock: setup ## bring requirements.lock up to pyproject.toml; UPGRADE=--upgrade t
 	$(BIN)/uv pip compile pyproject.toml --extra dev --extra postgres --universal --generate-hashes --no-header \
 		--python-version 3.11 $(UPGRADE) --quiet --output-file requirements.lock
 
-setup:
+setup: ## make or reuse .venv, as every other target does first
 	@PYTHON="$(PYTHON)" sh .ci/setup $(VENV)
 
 clean: ## remove the environment, build outputs and caches; stored runs under .assay stay

@@ -1,8 +1,8 @@
-"""Every command that README.md, CONTRIBUTING.md and docs/ show is run: blocks fenced as ```sh, in a copy of the checkout.
+"""Every command that the README, CONTRIBUTING and docs/ show is run: blocks fenced as ```sh, in a copy of the checkout.
 
-One copy serves all blocks of a file in their order, so a later one may use what an earlier one left. A command whose exit
-code is not 0 says so in a trailing comment, `# exit 1`. `make` targets are looked up in the Makefile and not run, since
-the tests themselves are one. What is only to be read is fenced as ```text.
+One copy serves all blocks of a file in their order, so a later one may use what an earlier one left. A command whose
+exit code is not 0 says so in a trailing comment, `# exit 1`. `make` targets are looked up in the Makefile and not run,
+since the tests themselves are one. What is only to be read is fenced as ```text.
 """
 
 from __future__ import annotations
