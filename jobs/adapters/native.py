@@ -1,0 +1,183 @@
+"""The native engine as a child: request in, JSON lines out, one record; and the accused does not testify alone.
+
+The parent computes the digest of the engine tree itself, just before the child starts, and checks afterwards that the
+child imported `engine` from that tree, spoke of the expected card and model, and ended the way its stream says.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jobs.adapters.base import RunOrder, RunPlace, RunResult
+from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_child
+from jobs.adapters.native_record import Stream, record_of
+from jobs.errors import SpecError
+from jobs.model import RunRecord
+from jobs.provenance import own_root, tree_digest
+
+PROTOCOL = 1
+PROTOCOLS = (PROTOCOL, PROTOCOL - 1)
+ENVIRONMENT = (
+    "PATH",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "TMPDIR",
+    "CUDA_VISIBLE_DEVICES",
+    "LD_LIBRARY_PATH",
+    "OPENBLAS_CORETYPE",
+    "OPENBLAS_L2_SIZE",
+)
+"""Variables that reach the child: no store URL, no token, nothing that a user forgot in a shell."""
+
+FIXED_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+_KINDS = {
+    10: "bad_request",
+    11: "model_files",
+    12: "unsupported",
+    13: "refused",
+    14: "out_of_memory",
+    15: "non_finite",
+    16: "device",
+}
+_RETRIED_KINDS = frozenset({"out_of_memory", "device"})
+"""Ends that another attempt may not meet; the others are the same each time, being facts of the arm."""
+
+
+class NativeAdapter:
+    """Runs `python -P -m engine run` from the arm's tree."""
+
+    def __init__(self, python: str = sys.executable) -> None:
+        self._python = python
+
+    def run(self, order: RunOrder, place: RunPlace) -> RunResult:
+        """One attempt: spawn, listen, verify, write down."""
+        tree = Path(order.arm.python_path) if order.arm.python_path else own_root()
+        try:
+            digest = tree_digest(tree)
+        except SpecError as exc:
+            return RunResult("failed", None, f"engine tree: {exc}")
+        if order.arm.tree_digest and digest != order.arm.tree_digest:
+            return RunResult("failed", None, _changed_words(order, tree, digest))
+        request = place.scratch / "request.json"
+        request.write_text(json.dumps(request_document(order)))
+        started = place.utc_now()
+        try:
+            end = run_child(
+                _child_order(self._python, order, place, request),
+                on_spawn=place.on_spawn,
+                on_line=place.on_progress,
+                stopped=place.stopped,
+            )
+        except OSError as exc:
+            return RunResult("failed", None, f"the engine could not be started: {exc}", retry=True)
+        stream = Stream.of(end)
+        fault = verify(order, tree, stream) or stream.fault
+        kind, reason, retry = _outcome(end, stream, fault)
+        record = record_of(order, end, stream, digest, started, place.utc_now(), None if kind == "measured" else reason)
+        return _result(kind, record, reason, retry, end)
+
+
+def request_document(order: RunOrder) -> dict[str, Any]:
+    """The request file's content; arm config wins over the cell's, since an arm is what is compared within a cell."""
+    settings = order.cell.settings
+    return {
+        "protocol": PROTOCOL,
+        "model": order.cell.model_path,
+        "prompt_ids": list(order.cell.prompt_ids),
+        "tokens": settings.tokens,
+        "generations": settings.generations,
+        "warmups": settings.warmups,
+        "ignore_eos": settings.ignore_eos,
+        "decode_skip": settings.decode_skip,
+        "device": settings.device,
+        "config": {**order.cell.config, **order.arm.config},
+        "uuid": order.card_uuid,
+    }
+
+
+def child_environment(order: RunOrder, environ: Mapping[str, str]) -> dict[str, str]:
+    """Allowlist, then what is fixed, then the arm's own variables and its import path."""
+    env = {**allowed_environment(environ, ENVIRONMENT), **FIXED_ENVIRONMENT, **order.arm.env}
+    if order.arm.python_path:
+        env["PYTHONPATH"] = order.arm.python_path
+    return env
+
+
+def verify(order: RunOrder, tree: Path, stream: Stream) -> str | None:
+    """What the child said of itself against what the parent knows; None when all of it agrees."""
+    hello = stream.hello
+    if hello is None:
+        return None  # its end says why it never spoke
+    if hello.get("protocol") not in PROTOCOLS:
+        return f"child speaks protocol {hello.get('protocol')!r}, served are {PROTOCOLS}"
+    module = Path(str(hello.get("module_path", ""))).resolve()
+    if not module.is_relative_to(tree.resolve() / "engine"):
+        return f"engine was imported from {module}, not from {tree}/engine"
+    uuid = (hello.get("device") or {}).get("uuid")
+    if uuid != order.card_uuid:
+        return f"child ran on card {uuid}, expected {order.card_uuid}"
+    model = (hello.get("model") or {}).get("digest")
+    if model is not None and order.cell.model_digest and model != order.cell.model_digest:
+        return f"child read model {model[:12]}, expected {order.cell.model_digest[:12]}"
+    return None
+
+
+def _child_order(python: str, order: RunOrder, place: RunPlace, request: Path) -> ChildOrder:
+    words = ("-P", "-m", "engine", "run", "--request", str(request))
+    return ChildOrder(
+        argv=(python, *words, "--result-fd", "{result_fd}", "--control-fd", "{control_fd}"),
+        env=child_environment(order, place.environ),
+        cwd=place.scratch,
+        log_path=place.scratch / "child.log",
+        timeout_s=order.timeout_s,
+    )
+
+
+def _outcome(end: ChildEnd, stream: Stream, fault: str | None) -> tuple[str, str, bool]:
+    """(measured or a failure's kind, reason, whether to try again)."""
+    if end.stopped:
+        return "cancelled", "stopped by the user", False
+    if end.timed_out:
+        return "timeout", f"timeout: no end within {end.wall_s:.0f} s", True
+    if fault:
+        return "provenance", f"provenance: {fault}", False
+    if stream.error is not None:
+        kind = str(stream.error.get("kind") or _KINDS.get(int(stream.error.get("code", 1)), "error"))
+        words = str(stream.error.get("message", ""))
+        remedy = str(stream.error.get("remedy", ""))
+        return kind, f"{kind}: {words}" + (f" ({remedy})" if remedy else ""), kind in _RETRIED_KINDS
+    if end.signal is not None:
+        return "crash", f"crash: ended by signal {end.signal}", True
+    if end.exit_code == 0 and stream.result is not None:
+        return "measured", "", False
+    kind = _KINDS.get(end.exit_code or 0, "crash")
+    what = "no result" if end.exit_code == 0 else f"exit {end.exit_code}"
+    return kind, f"{kind}: {what}; {_last_log_line(end)}", kind not in _KINDS.values() or kind in _RETRIED_KINDS
+
+
+def _result(kind: str, record: RunRecord, reason: str, retry: bool, end: ChildEnd) -> RunResult:
+    if kind == "measured":
+        return RunResult("measured", record, leftovers=end.leftovers)
+    if kind == "cancelled":
+        return RunResult("cancelled", record, reason, leftovers=end.leftovers)
+    if kind == "refused":
+        return RunResult("refused", record, reason, leftovers=end.leftovers)
+    return RunResult("failed", record, reason, retry, end.leftovers)
+
+
+def _changed_words(order: RunOrder, tree: Path, digest: str) -> str:
+    return (
+        f"provenance: engine of arm {order.arm.name} in {tree} has digest {digest[:12]}, the plan says "
+        f"{order.arm.tree_digest[:12]}: it changed since the sweep was submitted"
+    )
+
+
+def _last_log_line(end: ChildEnd) -> str:
+    lines = [line for line in end.log_tail.splitlines() if line.strip()]
+    return f"log ends: {lines[-1][:300]}" if lines else "the log is empty"

@@ -1,0 +1,118 @@
+"""A stand-in for an engine: speaks the child protocol and behaves as the variable FAKE_ENGINE says.
+
+Tests copy it as `engine/__main__.py` into a tree of their own. FAKE_ENGINE is a JSON object: `sleep_s` before each
+generation, `ids`, `page_ins`, `die` (signal in generation 0), `exit` (code after the result), `error` (an error line
+and exit code), `lie` (fields that replace hello's), `silent` (no result), `spoil` (a line that is no JSON), `mark`
+(append a line to this file at start).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("verb")
+    parser.add_argument("--request", type=Path)
+    parser.add_argument("--result-fd", type=int)
+    parser.add_argument("--control-fd", type=int)
+    given = parser.parse_args()
+    threading.Thread(target=end_with_parent, args=(given.control_fd,), daemon=True).start()
+    request = json.loads(given.request.read_text())
+    wish = json.loads(os.environ.get("FAKE_ENGINE", "{}"))
+    raise SystemExit(act(request, wish, given.result_fd))
+
+
+def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
+    def say(**line: Any) -> None:
+        os.write(fd, (json.dumps(line) + "\n").encode())
+
+    if "mark" in wish:
+        with Path(wish["mark"]).open("a") as file:
+            file.write(f"{os.getpid()} {sorted(os.environ)}\n")
+    say(**{**hello(request), **wish.get("lie", {})})
+    if "spoil" in wish:
+        os.write(fd, (wish["spoil"] + "\n").encode())
+    ids = wish.get("ids", [5, 6, 7])
+    for index in range(request["generations"]):
+        say(type="progress", phase="generation", done=index, of=request["generations"])
+        time.sleep(wish.get("sleep_s", 0))
+        if "die" in wish:
+            os.kill(os.getpid(), wish["die"])
+        say(**generation(index, ids, wish))
+    if "error" in wish:
+        say(type="error", counters={"page_ins": 1}, ids=[5], **wish["error"])
+        return int(wish["error"]["code"])
+    if not wish.get("silent"):
+        say(**result(request, ids, wish))
+    print("fake engine done")
+    return int(wish.get("exit", 0))
+
+
+def hello(request: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "hello",
+        "protocol": 1,
+        "pid": os.getpid(),
+        "module_path": engine.__file__,
+        "version": "0",
+        "effective_config": {k: {"value": v, "source": "request"} for k, v in request["config"].items()},
+        "device": {
+            "kind": "sim",
+            "name": "sim-h200",
+            "uuid": request["uuid"],
+            "driver": "sim 1",
+            "granule_bytes": 4096,
+        },
+        "model": {"path": request["model"], "digest": None},
+    }
+
+
+def generation(index: int, ids: list[int], wish: dict[str, Any]) -> dict[str, Any]:
+    decode = {"page_ins": wish.get("page_ins", 4), "htod_bytes": 400, "emitted_tokens": len(ids)}
+    return {
+        "type": "generation",
+        "index": index,
+        "warmup": False,
+        "ids": ids,
+        "stop_reason": "length",
+        "gaps": [1.0] * len(ids),
+        "counters": {"load": {}, "warm": {}, "prefill": {}, "decode": decode},
+        "prefill_ns": 1000,
+        "step_ns": [1000] * (len(ids) - 1),
+        "from_a_newer_engine": 1,
+    }
+
+
+def result(request: dict[str, Any], ids: list[int], wish: dict[str, Any]) -> dict[str, Any]:
+    runs = request["generations"]
+    page_ins = wish.get("page_ins", 4) * runs
+    return {
+        "type": "result",
+        "counters": {"page_ins": page_ins, "hits": 0, "touches": page_ins, "htod_bytes": 400 * runs},
+        "facts": {"weight_bytes": 1000, "measured_generations": runs, "measured_tokens": runs * len(ids)},
+        "equations": [
+            {"name": "W1", "text": "hits + page_ins == touches", "relation": "==", "lhs": 1, "rhs": 1, "holds": True}
+        ],
+        "seams": [],
+        "keys": [{"key": "w0", "nbytes": 100, "hits": 0, "retained": 0, "bypassed": page_ins, "evicted": 0}],
+        "peak_rss_bytes": 10_000_000,
+    }
+
+
+def end_with_parent(fd: int) -> None:
+    os.read(fd, 1)
+    os._exit(143)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The native adapter against a stand-in engine: records, failures by class, and what the parent verifies itself."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.adapters.base import RunOrder, RunPlace, RunResult
+from jobs.adapters.native import NativeAdapter, request_document
+from jobs.model import ArmPlan, CellPlan, RunSettings
+from jobs.provenance import tree_digest
+
+FAKE = Path(__file__).parents[1] / "fakes" / "engine_main.py"
+UUID = "SIM-test-0"
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A tree whose `engine` is the stand-in."""
+    package = tmp_path / "arm" / "engine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    shutil.copyfile(FAKE, package / "__main__.py")
+    return tmp_path / "arm"
+
+
+def order_for(tree: Path, *, timeout_s: float = 20.0, digest: str | None = None, **wish: Any) -> RunOrder:
+    arm = ArmPlan(
+        name="head",
+        role="head",
+        source="path",
+        tree_digest=tree_digest(tree) if digest is None else digest,
+        python_path=str(tree),
+        config={"policy": "stable"},
+        env={"FAKE_ENGINE": json.dumps(wish)},
+    )
+    cell = CellPlan(
+        cell="m/p",
+        model="m",
+        model_path="/models/m",
+        model_digest="d" * 64,
+        prompt="p",
+        prompt_ids=(1, 2),
+        config={"weight_budget": "50%", "policy": "lru"},
+        settings=RunSettings(tokens=3, generations=2),
+        arms=("head",),
+    )
+    return RunOrder("run_1", "att_1", 1, cell, arm, UUID, timeout_s)
+
+
+def run(tmp_path: Path, order: RunOrder, **place: Any) -> RunResult:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir(exist_ok=True)
+    environ = {"PATH": "/usr/bin:/bin", "ASSAY_STORE": "postgresql://secret", "GITHUB_TOKEN": "secret"}
+    return NativeAdapter().run(order, RunPlace(scratch, environ, lambda: "2026-01-01T00:00:00Z", **place))
+
+
+def test_a_good_run_becomes_a_complete_record(tmp_path: Path, tree: Path) -> None:
+    heard: list[str] = []
+    order = order_for(tree)
+    done = run(tmp_path, order, on_progress=lambda line: heard.append(line["type"]))
+    assert (done.end, done.reason) == ("measured", "")
+    record = done.record
+    assert record is not None
+    assert (record.run_id, record.attempt_id, record.exit_code, record.error) == ("run_1", "att_1", 0, None)
+    assert [g.ids for g in record.generations] == [(5, 6, 7), (5, 6, 7)]
+    assert record.counters["page_ins"] == 8
+    assert record.metrics["count_hit_rate"] == 0
+    assert record.metrics["htod_bytes_per_token"] == pytest.approx(800 / 6)
+    assert record.engine_digest == tree_digest(tree)
+    assert record.effective_config["policy"] == {"value": "stable", "source": "request"}
+    assert record.keys[0].bypassed == 8
+    assert record.equations[0].holds
+    assert "fake engine done" in record.log_tail
+    assert heard == ["hello", "progress", "generation", "progress", "generation", "result"]
+
+
+def test_arm_config_wins_over_the_cells(tree: Path) -> None:
+    document = request_document(order_for(tree))
+    assert document["config"] == {"weight_budget": "50%", "policy": "stable"}
+    assert document["uuid"] == UUID
+
+
+def test_no_secret_of_the_worker_reaches_the_child(tmp_path: Path, tree: Path) -> None:
+    run(tmp_path, order_for(tree, mark=str(tmp_path / "mark")))
+    seen = (tmp_path / "mark").read_text()
+    assert "PATH" in seen
+    assert "OPENBLAS_NUM_THREADS" in seen
+    assert "ASSAY_STORE" not in seen
+    assert "TOKEN" not in seen
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "end", "retry"),
+    [
+        (10, "bad_request", "failed", False),
+        (12, "unsupported", "failed", False),
+        (13, "refused", "refused", False),
+        (14, "out_of_memory", "failed", True),
+        (15, "non_finite", "failed", False),
+        (16, "device", "failed", True),
+    ],
+)
+def test_error_lines_keep_their_class_and_what_was_counted(
+    tmp_path: Path, tree: Path, code: int, kind: str, end: str, retry: bool
+) -> None:
+    error = {"code": code, "kind": kind, "message": "budget 10 below 20", "remedy": "raise it"}
+    done = run(tmp_path, order_for(tree, error=error))
+    assert (done.end, done.retry) == (end, retry)
+    assert done.reason == f"{kind}: budget 10 below 20 (raise it)"
+    assert done.record is not None
+    assert done.record.exit_code == code
+    assert done.record.counters == {"page_ins": 1}
+    assert done.record.metrics == {}
+    assert done.record.generations[-1].stop_reason is None
+
+
+def test_a_crash_in_decode_is_a_crash_with_its_signal(tmp_path: Path, tree: Path) -> None:
+    done = run(tmp_path, order_for(tree, die=signal.SIGSEGV))
+    assert (done.end, done.retry) == ("failed", True)
+    assert done.record is not None
+    assert done.record.signal == signal.SIGSEGV
+    assert "signal 11" in done.reason
+
+
+def test_exit_zero_without_a_result_is_no_success(tmp_path: Path, tree: Path) -> None:
+    done = run(tmp_path, order_for(tree, silent=True))
+    assert (done.end, done.retry) == ("failed", True)
+    assert "no result" in done.reason
+
+
+def test_a_result_followed_by_a_failing_exit_is_no_success(tmp_path: Path, tree: Path) -> None:
+    done = run(tmp_path, order_for(tree, exit=139))
+    assert done.end == "failed"
+    assert "exit 139" in done.reason
+
+
+def test_field_22_the_deadline_is_enforced_by_the_parent(tmp_path: Path, tree: Path) -> None:
+    done = run(tmp_path, order_for(tree, sleep_s=60, timeout_s=1.0))
+    assert (done.end, done.retry) == ("failed", True)
+    assert done.reason.startswith("timeout")
+
+
+def test_a_stop_is_cancelled_and_not_failed(tmp_path: Path, tree: Path) -> None:
+    done = run(tmp_path, order_for(tree, sleep_s=60), stopped=lambda: True)
+    assert done.end == "cancelled"
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        ({"module_path": "/usr/lib/other/engine/__init__.py"}, "imported from /usr/lib/other"),
+        ({"protocol": 7}, "protocol 7"),
+        ({"device": {"uuid": "GPU-other"}}, "card GPU-other"),
+        ({"model": {"path": "x", "digest": "e" * 64}}, "read model eeee"),
+    ],
+)
+def test_a_child_that_speaks_of_something_else_is_not_believed(
+    tmp_path: Path, tree: Path, lie: dict[str, Any], words: str
+) -> None:
+    done = run(tmp_path, order_for(tree, lie=lie))
+    assert (done.end, done.retry) == ("failed", False)
+    assert words in done.reason
+
+
+def test_a_tree_that_changed_since_submission_is_not_run(tmp_path: Path, tree: Path) -> None:
+    order = order_for(tree, mark=str(tmp_path / "mark"))
+    (tree / "engine" / "extra.py").write_text("")
+    done = run(tmp_path, order)
+    assert done.end == "failed"
+    assert "changed since" in done.reason
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_missing_tree_is_a_failure_with_its_path(tmp_path: Path, tree: Path) -> None:
+    order = order_for(tree)
+    shutil.rmtree(tree)
+    done = run(tmp_path, order)
+    assert done.end == "failed"
+    assert str(tree) in done.reason
+
+
+@pytest.mark.parametrize("text", ["not json", '{"type": "generation", "index": "x"}', '{"type": "result", "x": NaN}'])
+def test_a_malformed_stream_is_a_failure_that_names_the_line(tmp_path: Path, tree: Path, text: str) -> None:
+    done = run(tmp_path, order_for(tree, spoil=text))
+    assert done.end == "failed"
+    assert done.record is not None
+    assert "not a JSON line" in done.reason or "generation" in done.reason
