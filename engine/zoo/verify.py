@@ -1,0 +1,147 @@
+"""What a model folder is worth: are its files whole, do its names agree, and is it the build it says it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from engine.errors import ModelFilesError, UnsupportedModel
+from engine.graph import Graph
+from engine.onnx_load import load
+from engine.zoo.fetch import sha256_of
+from engine.zoo.folder import ZOO_FILE, digest_of
+from engine.zoo.genai import CONFIG_FILE
+from engine.zoo.writer import MODEL_FILE
+
+_REBUILD = "delete the folder and build or export the model again"
+
+
+class State(StrEnum):
+    """Outcome of one check; UNKNOWN is never good."""
+
+    OK = "ok"
+    BAD = "bad"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check of a folder: what was looked at, the outcome, and what to do when it is not OK."""
+
+    what: str
+    state: State
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """All findings on one folder; `model_digest` is computed from the files as they lie, None when they cannot be."""
+
+    folder: Path
+    findings: tuple[Finding, ...]
+    model_digest: str | None
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.state is State.OK for finding in self.findings)
+
+
+def check(folder: Path) -> CheckReport:
+    """Check files, sizes, names and digests of a model folder; nothing is raised, every fault is a finding."""
+    try:
+        graph = load(folder)
+    except (ModelFilesError, UnsupportedModel) as error:
+        broken = Finding("graph and data", State.BAD, error.message, error.remedy)
+        return CheckReport(folder, (broken, *_recorded_files(folder)), None)
+    findings = [Finding("graph and data", State.OK, f"{len(graph.nodes)} nodes, {len(graph.weights)} weights")]
+    findings += _names(folder, graph)
+    findings += _recorded_files(folder)
+    digest = model_digest(folder)
+    findings += _recorded_digest(graph, digest)
+    return CheckReport(folder, tuple(findings), digest)
+
+
+def model_digest(folder: Path) -> str:
+    """Hex sha256 over (relative name, sha256) of the graph, its external data files and genai_config.json.
+
+    The tokenizer is not in it: runs are compared by prompt ids. Raises ModelFilesError for a folder that does not
+    load, UnsupportedModel for one with element types that are not served.
+    """
+    return digest_of((name, sha256_of(folder / name)) for name in model_files(folder))
+
+
+def model_files(folder: Path) -> list[str]:
+    """Names, sorted, of the files that fix what the model computes, relative to `folder`; raises as `load` does."""
+    load(folder)  # every file is there, whole, inside the folder and no pointer
+    graph = str(_decoder(folder).get("filename", MODEL_FILE))
+    model = onnx.load_model(str(folder / graph), load_external_data=False)
+    locations = {
+        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }
+    return sorted({CONFIG_FILE, graph, *locations})
+
+
+def _decoder(folder: Path) -> dict[str, Any]:
+    decoder: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_bytes())["model"]["decoder"]
+    return decoder
+
+
+def _names(folder: Path, graph: Graph) -> Iterator[Finding]:
+    """Every graph input and output is named by genai_config.json, and every layer has state both in and out."""
+    decoder = _decoder(folder)
+    layers = int(decoder["num_hidden_layers"])
+    for side, values in (("inputs", set(graph.inputs)), ("outputs", set(graph.outputs))):
+        patterns = [str(pattern) for pattern in decoder[side].values()]
+        per_layer = [{p % n for p in patterns if "%d" in p} for n in range(layers)]
+        named = {p for p in patterns if "%d" not in p}.union(*per_layer)
+        stray = sorted(values - named)
+        bare = [n for n, names in enumerate(per_layer) if not names & values]
+        if stray or bare:
+            faults = [f"does not name {', '.join(stray)}"] if stray else []
+            faults += [f"names no state that the graph has for layers {bare}"] if bare else []
+            yield Finding(f"{side} names", State.BAD, f"{CONFIG_FILE} {' and '.join(faults)}", _REBUILD)
+        else:
+            yield Finding(f"{side} names", State.OK, f"{len(values)} {side}, all named by {CONFIG_FILE}")
+
+
+def _recorded_files(folder: Path) -> Iterator[Finding]:
+    """Size and digest of each file that zoo.json lists."""
+    if not (folder / ZOO_FILE).is_file():
+        why = f"no {ZOO_FILE}: this is no zoo build, and nothing says which bytes it should hold"
+        yield Finding("recorded digests", State.UNKNOWN, why, "build it with `assay models build` to have digests")
+        return
+    try:
+        files = [(str(f["name"]), int(f["bytes"]), str(f["sha256"])) for f in _zoo(folder)["files"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        yield Finding(ZOO_FILE, State.BAD, f"{folder / ZOO_FILE} cannot be read: {error!r}", _REBUILD)
+        return
+    for name, size_bytes, sha256 in files:
+        path = folder / name
+        if not path.is_file():
+            yield Finding(name, State.BAD, "missing", _REBUILD)
+        elif path.stat().st_size != size_bytes:
+            yield Finding(name, State.BAD, f"{path.stat().st_size} bytes, not {size_bytes}", _REBUILD)
+        elif (found := sha256_of(path)) != sha256:
+            yield Finding(name, State.BAD, f"sha256 {found}, not {sha256}", _REBUILD)
+        else:
+            yield Finding(name, State.OK, f"{size_bytes} bytes, sha256 {sha256}")
+
+
+def _recorded_digest(graph: Graph, digest: str) -> Iterator[Finding]:
+    recorded = graph.digest
+    if recorded == digest:
+        yield Finding("model digest", State.OK, digest)
+    elif recorded is not None:
+        yield Finding("model digest", State.BAD, f"{digest}, not the recorded {recorded}", _REBUILD)
+
+
+def _zoo(folder: Path) -> dict[str, Any]:
+    zoo: dict[str, Any] = json.loads((folder / ZOO_FILE).read_bytes())
+    return zoo
