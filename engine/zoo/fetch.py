@@ -69,8 +69,7 @@ def pip_download(requirement: str, folder: Path) -> Path:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_PIP_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
         )
-        output = (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()
-        cause = "" if done.returncode == 0 else output[-1]
+        cause = "" if done.returncode == 0 else _pip_cause(done.stderr or done.stdout, done.returncode)
     except subprocess.TimeoutExpired:
         cause = f"no answer within {_PIP_TIMEOUT_S} s"
     wheels = sorted(folder.glob("*.whl"))
@@ -80,6 +79,14 @@ def pip_download(requirement: str, folder: Path) -> Path:
             "check the network and pip's index settings",
         )
     return wheels[0]
+
+
+def _pip_cause(output: str, code: int) -> str:
+    """The line that says most: pip ends with "no matching distribution" when it could not reach its index at all."""
+    if "from versions: none" in output:
+        return "the package index offers no version of it, or cannot be reached"
+    lines = output.strip().splitlines()
+    return lines[-1].removeprefix("ERROR: ") if lines else f"exit status {code}"
 
 
 def sha256_of(path: Path) -> str:

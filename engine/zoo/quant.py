@@ -60,7 +60,7 @@ def repack_q4_1(rows: U8) -> PackedLinear:
             "use a GGUF whose blocks all have a scale",
         )
     nibbles = blocks[:, :, 4:]
-    low_half, high_half = nibbles & 0x0F, nibbles >> 4
+    low_half, high_half = nibbles & np.uint8(0x0F), nibbles >> np.uint8(4)
     codes = np.empty_like(nibbles)
     half = BLOCK // 4
     codes[:, :, :half] = _pack_nibbles(low_half)

@@ -87,15 +87,15 @@ def write_decoder(
 
 
 def rotary_caches(geometry: DecoderGeometry) -> tuple[F32, F32]:
-    """cos and sin [context, head_size/2]: inverse frequency and angle rounded to fp32, as torch models compute them.
+    """cos and sin [context, head_size/2]: every step to the angle rounded to fp32, as torch models compute it.
 
     The functions come from libm in float64: NumPy's vectorised fp32 ones differ between processors in the last bit,
     and the file's digest would with them.
     """
     half = geometry.head_size // 2
-    steps = [math.pow(geometry.rope_theta, -i / half) for i in range(half)]
-    positions = np.arange(geometry.context, dtype=np.float32)
-    angles = positions[:, None] * np.array(steps, np.float32)[None, :]
+    exponents = np.arange(half, dtype=np.float32) / np.float32(half)
+    periods = np.array([math.pow(geometry.rope_theta, float(e)) for e in exponents], np.float32)
+    angles = np.arange(geometry.context, dtype=np.float32)[:, None] * (np.float32(1) / periods)[None, :]
     flat = angles.ravel().tolist()
     cos = np.fromiter(map(math.cos, flat), np.float32, len(flat)).reshape(angles.shape)
     sin = np.fromiter(map(math.sin, flat), np.float32, len(flat)).reshape(angles.shape)
@@ -222,24 +222,25 @@ class _Decoder:
         weight = f"model.{name}.weight"
         self._initialiser(weight, self.weights.norm("final_norm" if last else name))
         shape: list[str | int] = [_BATCH, _SEQ, self.g.hidden]
-        out, total = f"/model/{name}/output_0", f"/model/{name}/output_3"
+        path = _node_path(name)
+        out, total = f"{path}/output_0", f"{path}/output_3"
         self.values.append(helper.make_tensor_value_info(out, _FLOAT, shape))
         epsilon = self.g.rms_epsilon
         if not branch:
-            op, node = "SimplifiedLayerNormalization", f"/model/{name}/LayerNorm"
+            op, node = "SimplifiedLayerNormalization", f"{path}/LayerNorm"
             self._node(op, node, [skip, weight], [out], axis=-1, epsilon=epsilon, stash_type=1)
             return out, skip
         outputs = [out] if last else [out, "", "", total]
         if not last:
             self.values.append(helper.make_tensor_value_info(total, _FLOAT, shape))
-        op, node = "SkipSimplifiedLayerNormalization", f"/model/{name}/SkipLayerNorm"
+        op, node = "SkipSimplifiedLayerNormalization", f"{path}/SkipLayerNorm"
         self._node(op, node, [skip, branch, weight], outputs, domain=MICROSOFT, epsilon=epsilon)
         return out, total
 
     def _attention(self, layer: int, hidden: str) -> str:
         g, path = self.g, f"layers.{layer}.attn"
         products = [self._linear(hidden, path, role) for role, _ in g.projections]
-        name = f"/model/{path}/GroupQueryAttention"
+        name = f"{_node_path(path)}/GroupQueryAttention"
         out = f"{name}/output_0"
         self._node(
             "GroupQueryAttention",
@@ -270,17 +271,18 @@ class _Decoder:
 
     def _mlp(self, layer: int, hidden: str) -> str:
         path = f"layers.{layer}.mlp"
+        node = _node_path(path)
         shape: tuple[int, list[Any]] = (_FLOAT, [_BATCH, _SEQ, self.g.ffn])
         gate = self._linear(hidden, path, "gate_proj")
         up = self._linear(hidden, path, "up_proj")
-        sigmoid = self._simple("Sigmoid", f"/model/{path}/act_fn/Sigmoid", [gate], shape)
-        silu = self._simple("Mul", f"/model/{path}/act_fn/Mul", [gate, sigmoid], shape)
-        product = self._simple("Mul", f"/model/{path}/Mul", [silu, up], shape)
+        sigmoid = self._simple("Sigmoid", f"{node}/act_fn/Sigmoid", [gate], shape)
+        silu = self._simple("Mul", f"{node}/act_fn/Mul", [gate, sigmoid], shape)
+        product = self._simple("Mul", f"{node}/Mul", [silu, up], shape)
         return self._linear(product, path, "down_proj")
 
     def _linear(self, hidden: str, path: str, role: str) -> str:
         return self._product(
-            hidden, f"/model/{path}/{role}/MatMul", self._store(f"model.{path}.{role}", f"{path}.{role}")
+            hidden, f"{_node_path(path)}/{role}/MatMul", self._store(f"model.{path}.{role}", f"{path}.{role}")
         )
 
     def _product(self, hidden: str, node: str, weight: _Stored, out: str = "") -> str:
@@ -329,3 +331,9 @@ class _Decoder:
         self, op: str, name: str, inputs: list[str], outputs: list[str], domain: str = "", **attributes: Any
     ) -> None:
         self.nodes.append(helper.make_node(op, inputs, outputs, name=name, domain=domain, **attributes))
+
+
+def _node_path(name: str) -> str:
+    """The path of a node or value for a weight's name: `layers.0.attn` -> `/model/layers.0/attn`."""
+    layers, layer, rest = name.split(".", 2)
+    return f"/model/{layers}.{layer}/{rest.replace('.', '/')}"
