@@ -16,6 +16,7 @@ from orchestrator.cards import CardProbe, CardSnapshot, ProbeError
 from orchestrator.clear import ClearPolicy, ClearVerdict, judge, worst
 
 PERIOD_S = 0.2
+Tell = Callable[[tuple[int, ...]], tuple[frozenset[int], frozenset[int] | None]]
 _NUMBERS = (
     "sm_clock_mhz",
     "memory_clock_mhz",
@@ -49,8 +50,8 @@ class _Open:
 class WatchBook:
     """Keeps the account of samples; no thread and no clock, so that it can be tested by hand.
 
-    A PID that nobody on this host knows and that appears after the first sample is taken for the run itself (its PID is
-    hidden by a container) as long as it is the only one; the grade then says `memory`.
+    The first PID that this process table does not know is taken for the run itself (a container hides its PID), as long
+    as it comes alone; the grade then says `memory`. Not so on simulated cards, where no run is ever listed.
     """
 
     policy: ClearPolicy
@@ -95,7 +96,8 @@ class WatchBook:
         self, snapshot: CardSnapshot, ours: frozenset[int], visible: frozenset[int] | None
     ) -> frozenset[int]:
         hidden = [p.pid for p in snapshot.processes or () if visible is not None and p.pid not in visible]
-        if self.adopted is None and len(hidden) == 1 and not any(p.pid in ours for p in snapshot.processes or ()):
+        seen = any(p.pid in ours for p in snapshot.processes or ())
+        if self.adopted is None and len(hidden) == 1 and not seen and not self.simulated:
             self.adopted = hidden[0]
         return ours if self.adopted is None else ours | {self.adopted}
 
@@ -116,7 +118,10 @@ class WatchBook:
 
 
 class CardWatch:
-    """Samples one card on a thread from `start` to `stop`; `ours` and `visible` are asked at each sample."""
+    """Samples one card on a thread from `start` to `stop`.
+
+    `tell` is asked at each sample, of the listed PIDs: which are the run's own, and which this process table knows.
+    """
 
     def __init__(
         self,
@@ -125,16 +130,14 @@ class CardWatch:
         book: WatchBook,
         clock: Callable[[], float],
         *,
-        ours: Callable[[], frozenset[int]],
-        visible: Callable[[], frozenset[int] | None],
+        tell: Tell,
         period_s: float = PERIOD_S,
     ) -> None:
         self._probe = probe
         self._uuid = uuid
         self._book = book
         self._clock = clock
-        self._ours = ours
-        self._visible = visible
+        self._tell = tell
         self._period_s = period_s
         self._halt = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="card-watch", daemon=True)
@@ -158,7 +161,8 @@ class CardWatch:
                 snapshot = self._probe.snapshot(self._uuid)
             except ProbeError as exc:
                 snapshot = CardSnapshot(self._uuid, errors=(("card", str(exc)),))
-            self._book.add(self._clock() - self._start_s, snapshot, self._ours(), self._visible())
+            ours, visible = self._tell(tuple(p.pid for p in snapshot.processes or ()))
+            self._book.add(self._clock() - self._start_s, snapshot, ours, visible)
             if self._halt.wait(max(0.0, due_s - self._clock())):
                 return
 

@@ -78,8 +78,7 @@ def test_the_thread_samples_at_five_hertz_or_better() -> None:
         "SIM-x-0",
         WatchBook(ClearPolicy(), simulated=True),
         time.monotonic,
-        ours=lambda: MINE,
-        visible=lambda: None,
+        tell=lambda _pids: (MINE, None),
     )
     watch.start()
     time.sleep(1.05)
@@ -92,7 +91,7 @@ def test_the_thread_samples_at_five_hertz_or_better() -> None:
 
 def test_a_watch_stopped_at_once_has_one_sample() -> None:
     probe = ScriptedProbe(["SIM-x-0"], time.monotonic)
-    watch = CardWatch(probe, "SIM-x-0", WatchBook(ClearPolicy()), time.monotonic, ours=frozenset, visible=lambda: None)
+    watch = CardWatch(probe, "SIM-x-0", WatchBook(ClearPolicy()), time.monotonic, tell=lambda _pids: (MINE, None))
     watch.start()
     assert watch.stop().samples >= 1
 

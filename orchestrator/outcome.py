@@ -1,0 +1,76 @@
+"""What a worker hands back for one attempt, and the spool that keeps it until somebody has stored it.
+
+The spool is a folder on the worker's own disk: one file an attempt, written whole, flushed to the disk, and removed
+only when the dispatcher acknowledges. A dispatcher that dies between a run's end and its store write loses nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from jobs.model import Document, RunRecord
+
+OutcomeEnd = Literal["measured", "refused", "failed", "cancelled", "contaminated"]
+
+
+class RunOutcome(Document):
+    """How an attempt ended, with the fence that it ran under.
+
+    `record` is there whenever a child ran; it counts only when `end` is measured. `retry`: another attempt could end
+    otherwise.
+    """
+
+    sweep_id: str
+    run_id: str
+    attempt_id: str
+    fence: int
+    worker: str
+    end: OutcomeEnd
+    reason: str = ""
+    retry: bool = False
+    record: RunRecord | None = None
+
+
+class Spool:
+    """Outcomes not yet acknowledged, in `folder`/SWEEP/ATTEMPT.json."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def put(self, outcome: RunOutcome) -> None:
+        """Keep an outcome; when this returns it survives a power cut."""
+        folder = self._folder / outcome.sweep_id
+        folder.mkdir(parents=True, exist_ok=True)
+        target = folder / f"{outcome.attempt_id}.json"
+        draft = target.with_suffix(".tmp")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(outcome.canonical())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(target)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
+        """Forget an outcome that is stored, and the sweep's folder with its last one."""
+        folder = self._folder / sweep_id
+        (folder / f"{attempt_id}.json").unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty, or never made
+            folder.rmdir()
+
+    def left_over(self, sweep_id: str) -> tuple[RunOutcome, ...]:
+        """Outcomes of a sweep that nobody acknowledged, oldest first; what cannot be read is left where it is."""
+        files = sorted((self._folder / sweep_id).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
+        found = []
+        for path in files:
+            with contextlib.suppress(ValidationError, OSError):
+                found.append(RunOutcome.model_validate_json(path.read_text(encoding="utf-8")))
+        return tuple(found)

@@ -1,0 +1,206 @@
+"""One worker for one card: takes it, says whether it is clear, runs an order on it, certifies, spools.
+
+A plain class without a scheduler, so that it can be run and tested by hand; `ray_app` wraps it in an actor. Call it
+from a thread that outlives the run (in Ray: the actor's main thread), since the child dies with the thread that
+spawned it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from jobs.adapters.base import Adapter, RunOrder, RunPlace, RunResult
+from jobs.adapters.native import NativeAdapter
+from jobs.model import Certificate
+from orchestrator.cards import CardName, CardProbe, CardSnapshot, ProbeError
+from orchestrator.clear import ClearPolicy, ClearVerdict, Moment, judge, worst
+from orchestrator.host import HostMeter, group_members, visible_pids
+from orchestrator.lock import CardLock
+from orchestrator.outcome import OutcomeEnd, RunOutcome, Spool
+from orchestrator.watch import CardWatch, WatchBook, WatchReport
+
+RELEASE_WAIT_S = 5.0
+LOOK_AGAIN_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Where a worker keeps things, what it calls clear, and the name it gives to others who want its card."""
+
+    spool: Path
+    scratch: Path
+    locks: Path
+    policy: ClearPolicy = field(default_factory=ClearPolicy)
+    who: str = "assay run"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCard:
+    """What a worker says of itself when it has its card."""
+
+    worker: str
+    card: CardName
+    host: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkOrder:
+    """A run order with what the store must hear again when its outcome comes back."""
+
+    sweep_id: str
+    fence: int
+    order: RunOrder
+
+
+@dataclass(slots=True)
+class GpuWorker:
+    """Holds one card from `start` to `close`. Raises ProbeError when the card is not there or held by another."""
+
+    worker: str
+    card: CardName
+    settings: WorkerSettings
+    probe: CardProbe
+    environ: Mapping[str, str]
+    stopped: Callable[[], bool] = lambda: False
+    adapters: Mapping[str, Adapter] = field(default_factory=lambda: {"native": NativeAdapter()})
+    _lock: CardLock | None = None
+    _child: int | None = None
+
+    def start(self) -> WorkerCard:
+        """Take the card, host-wide."""
+        lock = CardLock(self.card.uuid, self.settings.who, self.settings.locks)
+        lock.acquire(stopped=self.stopped)
+        self._lock = lock
+        return WorkerCard(self.worker, self.card, socket.gethostname(), os.getpid())
+
+    def close(self) -> None:
+        """Give the card back."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def look(self) -> ClearVerdict:
+        """Is the card clear now?"""
+        return self._judge(self._snapshot(), "before")
+
+    def run(self, work: WorkOrder) -> RunOutcome:
+        """One attempt, from the last look before the spawn to the spooled outcome."""
+        assert self._lock is not None, "a worker runs only while it holds its card"
+        before = self._snapshot()
+        verdict = self._judge(before, "before")
+        if verdict.clear:
+            result, certificate = self._measure(work.order, before, verdict)
+        else:
+            result, certificate = RunResult("failed", None), self._certificate([verdict], before, before, None, {})
+        end, reason = _end(result, certificate)
+        outcome = RunOutcome(
+            sweep_id=work.sweep_id,
+            run_id=work.order.run_id,
+            attempt_id=work.order.attempt_id,
+            fence=work.fence,
+            worker=self.worker,
+            end=end,
+            reason=reason,
+            retry=result.retry,
+            record=result.record and result.record.model_copy(update={"certificate": certificate}),
+        )
+        Spool(self.settings.spool).put(outcome)
+        return outcome
+
+    def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
+        """The outcome is stored; forget it."""
+        Spool(self.settings.spool).acknowledge(sweep_id, attempt_id)
+
+    def _measure(self, order: RunOrder, before: CardSnapshot, verdict: ClearVerdict) -> tuple[RunResult, Certificate]:
+        """Run the child under watch, then see that the card came back."""
+        self.settings.scratch.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="run-", dir=self.settings.scratch))
+        book = WatchBook(self.settings.policy, simulated=self.card.simulated)
+        watch = CardWatch(self.probe, self.card.uuid, book, time.monotonic, tell=self._tell)
+        meter = HostMeter()
+        watch.start()
+        try:
+            adapter = self.adapters[order.arm.adapter]
+            result = adapter.run(order, RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned))
+        finally:
+            report = watch.stop()
+            self._child = None
+            shutil.rmtree(scratch, ignore_errors=True)
+        host = meter.read()
+        after, after_verdict = self._released()
+        verdicts = [verdict, *([report.verdict] if report.verdict else []), after_verdict]
+        return result, self._certificate(verdicts, before, after, report, host)
+
+    def _released(self) -> tuple[CardSnapshot, ClearVerdict]:
+        """The card after the run: freed memory shows late, so it gets a while before it counts as held."""
+        deadline_s = time.monotonic() + RELEASE_WAIT_S
+        while True:
+            snapshot = self._snapshot()
+            verdict = self._judge(snapshot, "after")
+            if verdict.verdict in ("clear", "throttled") or time.monotonic() > deadline_s or self.stopped():
+                return snapshot, verdict
+            time.sleep(LOOK_AGAIN_S)
+
+    def _certificate(
+        self,
+        verdicts: list[ClearVerdict],
+        before: CardSnapshot,
+        after: CardSnapshot,
+        report: WatchReport | None,
+        host: Mapping[str, object],
+    ) -> Certificate:
+        whole = worst(verdicts)
+        return Certificate(
+            uuid=self.card.uuid,
+            card=self.card.name,
+            driver=self.card.driver,
+            verdict=whole.verdict,
+            grade=whole.grade,
+            reasons=whole.reasons,
+            before=before.document(),
+            after={**after.document(), "host": dict(host)},
+            samples=report.samples if report else 0,
+            during=dict(report.during) if report else {},
+            intervals=report.intervals if report else (),
+        )
+
+    def _spawned(self, pid: int) -> None:
+        self._child = pid
+
+    def _tell(self, pids: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int] | None]:
+        ours = frozenset[int]() if self._child is None else group_members(pids, self._child)
+        return ours, visible_pids(pids)
+
+    def _snapshot(self) -> CardSnapshot:
+        try:
+            return self.probe.snapshot(self.card.uuid)
+        except ProbeError as exc:
+            return CardSnapshot(self.card.uuid, errors=(("card", str(exc)),))
+
+    def _judge(self, snapshot: CardSnapshot, moment: Moment) -> ClearVerdict:
+        visible = visible_pids(tuple(p.pid for p in snapshot.processes or ()))
+        return judge(snapshot, self.settings.policy, moment, visible=visible, simulated=self.card.simulated)
+
+
+def utc_now() -> str:
+    """The time now, UTC, ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _end(result: RunResult, certificate: Certificate) -> tuple[OutcomeEnd, str]:
+    """A run on a card that was not known to be clear says nothing, whatever it measured or however it failed.
+
+    A throttled card leaves tokens and byte counts valid, so the record stands and its certificate warns of its times.
+    """
+    if result.end != "cancelled" and certificate.verdict in ("contended", "unknown"):
+        return "contaminated", f"card {certificate.verdict}: {'; '.join(certificate.reasons)}"
+    return result.end, result.reason
