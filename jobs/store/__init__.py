@@ -1,0 +1,197 @@
+"""The store: what was asked, what happened, what was measured and what it means, in SQLite or PostgreSQL.
+
+`Store` is the whole interface. One process writes (the dispatcher); any number may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from sqlalchemy import update
+
+from jobs.errors import SpecError
+from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
+from jobs.store import claims, events, readback, records, revision, submission, verdicts
+from jobs.store.connect import Database
+from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, RunTicket, SweepRow
+from jobs.tables import block, run
+from jobs.verdict import Verdict
+
+__all__ = ["AttemptRef", "BlockClaim", "Event", "Pending", "RunTicket", "Store", "SweepRow"]
+
+LISTED_SWEEPS = 50
+LISTED_EVENTS = 10_000
+
+
+class Store:
+    """One store. Every method is one transaction.
+
+    `clock` gives aware times. Methods raise StoreError when the database fails, Conflict when a guard does, and
+    SpecError for an id that names nothing.
+    """
+
+    def __init__(self, url: str, *, clock: Callable[[], datetime]) -> None:
+        self._database = Database(url)
+        self._clock = clock
+
+    @classmethod
+    def open(cls, url: str, clock: Callable[[], datetime], migrate: bool = True) -> Store:
+        """Open a store at the newest revision: brought there when `migrate`, else required to be there."""
+        store = cls(url, clock=clock)
+        if migrate:
+            revision.upgrade(store._database)
+        else:
+            revision.require_head(store._database)
+        return store
+
+    def close(self) -> None:
+        """Give all connections back."""
+        self._database.close()
+
+    # ---- sweeps --------------------------------------------------------------------------------------------------
+
+    def submit(
+        self, manifest: Manifest, harness_digest: str, harness_version: str, *, key: str = "", request: int = 0
+    ) -> str:
+        """Insert a sweep with its scenarios, blocks and runs; a resend returns the same id.
+
+        Raises Conflict when the same key was submitted with another manifest or by another harness.
+
+
+        `key` is the client's own word for this submission; without one the manifest itself is the key.
+        """
+        now = self._clock()
+        return self._database.write(
+            lambda c: submission.submit(c, manifest, harness_digest, harness_version, key, request, now)
+        )
+
+    def sweeps(self, limit: int = LISTED_SWEEPS) -> tuple[SweepRow, ...]:
+        """The newest sweeps first."""
+        with self._database.reading() as connection:
+            return submission.listed(connection, limit)
+
+    def sweep(self, id_or_prefix: str) -> SweepRow:
+        """A sweep by its id or a unique beginning of it."""
+        with self._database.reading() as connection:
+            return submission.one(connection, submission.resolve_id(connection, id_or_prefix, "swp"))
+
+    def resolve_id(self, prefix: str, kind: str = "") -> str:
+        """The one id that begins with `prefix`; `kind` (swp, cel, blk, run, att, vrd) narrows the search."""
+        with self._database.reading() as connection:
+            return submission.resolve_id(connection, prefix, kind)
+
+    def find_open(self, manifest_digest: str, harness_digest: str) -> str | None:
+        """The newest unjudged sweep of this manifest and harness: what `--resume` goes on with."""
+        with self._database.reading() as connection:
+            return submission.find_open(connection, manifest_digest, harness_digest)
+
+    def manifest(self, sweep_id: str) -> Manifest:
+        """What a sweep was submitted with."""
+        with self._database.reading() as connection:
+            return submission.manifest_of(connection, sweep_id)
+
+    # ---- work ----------------------------------------------------------------------------------------------------
+
+    def claim_block(self, sweep_id: str, worker: str, lease_s: float) -> BlockClaim | None:
+        """Lease the first block with pending runs that nobody holds; None when there is none."""
+        now = self._clock()
+        return self._database.write(lambda c: claims.claim_block(c, sweep_id, worker, lease_s, now))
+
+    def heartbeat(self, block_id: str, fence: int, lease_s: float) -> datetime:
+        """Prolong a lease; returns its new end. Conflict when it is gone."""
+        now = self._clock()
+        return self._database.write(lambda c: claims.heartbeat(c, block_id, fence, lease_s, now))
+
+    def release_block(self, block_id: str, fence: int) -> None:
+        """Give a block back; what still runs in it becomes lost."""
+        now = self._clock()
+        self._database.write(lambda c: claims.release_block(c, block_id, fence, now))
+
+    def reap(self, now: datetime, worker: str | None = None) -> tuple[str, ...]:
+        """Break the leases that ended before `now`, and all of `worker` when given; returns the attempts lost."""
+        at = self._clock()
+        ended = block.c.leased_until < now
+        if worker is not None:
+            ended |= block.c.worker == worker
+        return self._database.write(lambda c: claims.reap(c, ended, "", at))
+
+    def break_leases(self, sweep_id: str, reason: str) -> tuple[str, ...]:
+        """Break every lease in a sweep whose workers are known to be gone; returns the attempts lost."""
+        at = self._clock()
+        return self._database.write(lambda c: claims.reap(c, block.c.sweep_id == sweep_id, reason, at))
+
+    def open_attempt(self, run_id: str, fence: int, worker: str, card: str) -> AttemptRef:
+        """Start the next attempt at a pending run, in state claimed."""
+        now = self._clock()
+        return self._database.write(lambda c: claims.open_attempt(c, run_id, fence, worker, card, now))
+
+    def move(self, attempt_id: str, fence: int, frm: str, to: str, reason: str = "") -> None:
+        """Change an attempt's state; a resend is a no-op. IllegalMove off the lifecycle, Conflict on another state."""
+        now = self._clock()
+        self._database.write(lambda c: claims.move(c, attempt_id, fence, frm, to, reason, now))
+
+    def write_record(
+        self, attempt_id: str, fence: int, record: RunRecord, state: AttemptState = "measured", reason: str = ""
+    ) -> None:
+        """Store a running attempt's record and end it in `state`; measured completes the run, others leave it pending.
+
+        A resend is a no-op; a differing resend is Conflict.
+        """
+        now = self._clock()
+        self._database.write(lambda c: records.write_record(c, attempt_id, fence, record, state, reason, now))
+
+    def finish_run(self, run_id: str, state: RunState = "exhausted", reason: str = "") -> None:
+        """End a run that has no attempt left, or none worth making."""
+        now = self._clock()
+        self._database.write(lambda c: claims.finish_run(c, run_id, state, reason, now))
+
+    def pending(self, sweep_id: str) -> Pending:
+        """How far a sweep is."""
+        with self._database.reading() as connection:
+            return claims.pending(connection, sweep_id)
+
+    # ---- what came of it -----------------------------------------------------------------------------------------
+
+    def judge_input(self, sweep_id: str) -> JudgeInput:
+        """Everything the judge may read, from one consistent view."""
+        with self._database.reading() as connection:
+            return readback.judge_input(connection, sweep_id)
+
+    def record(self, attempt_id: str) -> RunRecord | None:
+        """What one attempt measured, also one that was set aside; None when it wrote nothing."""
+        with self._database.reading() as connection:
+            return readback.record(connection, attempt_id)
+
+    def write_verdict(self, sweep_id: str, verdict: Verdict, input_digest: str) -> str:
+        """Store a verdict and mark the sweep judged; returns the verdict's id."""
+        now = self._clock()
+        return self._database.write(lambda c: verdicts.write_verdict(c, sweep_id, verdict, input_digest, now))
+
+    def verdict(self, sweep_id: str) -> Verdict | None:
+        """The verdict in force; None before the first."""
+        with self._database.reading() as connection:
+            return verdicts.newest(connection, sweep_id)
+
+    def retract_run(self, run_id: str, reason: str) -> None:
+        """Mark a run as not to be trusted; its rows stay, and the judge is told."""
+        now = self._clock()
+        if not reason.strip():
+            raise SpecError("a retraction needs a reason", "say what is wrong with the run")
+        self._database.write(
+            lambda c: c.execute(update(run).where(run.c.id == run_id).values(retracted_reason=reason, retracted_at=now))
+        )
+
+    # ---- events --------------------------------------------------------------------------------------------------
+
+    def events(self, sweep_id: str, after: int = 0, limit: int = LISTED_EVENTS) -> tuple[Event, ...]:
+        """A sweep's events in order, from the one after `after`."""
+        with self._database.reading() as connection:
+            return events.listed(connection, sweep_id, after, limit)
+
+    def log_event(self, sweep_id: str, kind: str, message: str, *, subject: str = "", worker: str = "") -> None:
+        """Note something that is no state change, such as a wait for a dirty card and why."""
+        now = self._clock()
+        self._database.write(
+            lambda c: events.log(c, sweep_id, subject or sweep_id, kind, now, message=message, worker=worker)
+        )

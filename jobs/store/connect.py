@@ -1,0 +1,153 @@
+"""The way to the database: one engine a process, short transactions, bounded waiting for locks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.pool import NullPool
+
+from jobs.errors import StoreError
+
+T = TypeVar("T")
+
+LOCK_WAIT_S = 30
+"""How long SQLite itself waits for another writer; 5 s was too short under bursts (skypilot#4552)."""
+
+TRIES = 4
+RETRY_PAUSE_S = 0.25
+POSTGRES_RETRY = frozenset({"40001", "40P01", "55P03"})  # serialization failure, deadlock, lock not available
+
+
+class Database:
+    """Transactions on one store.
+
+    Raises StoreError, with a remedy, where the database cannot be reached or stays locked. Connections are opened for
+    a transaction and given back at its end, so none is held while a card works and none survives a fork.
+    """
+
+    def __init__(self, url: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.url = parse_url(url)
+        self.shown = self.url.render_as_string(hide_password=True)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self._sleep = sleep
+        self._engine = _engine(self.url)
+
+    @property
+    def file(self) -> Path | None:
+        """The database's file; None for a server."""
+        return Path(self.url.database or "") if self.is_sqlite else None
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """A consistent view of the store."""
+        with self._explained(), self._engine.connect() as connection:
+            if not self.is_sqlite:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            yield connection
+
+    def write(self, action: Callable[[Connection], T]) -> T:
+        """Run `action` in one transaction; try again, a bounded number of times, when locked out or cut off.
+
+        `action` must be a guarded change, since after a lost connection the first try may have been committed.
+        """
+        with self._explained():
+            for attempt in range(1, TRIES):
+                try:
+                    return self._write_once(action)
+                except DBAPIError as error:
+                    if not _may_retry(error):
+                        raise
+                    self._sleep(RETRY_PAUSE_S * 2**attempt)
+            return self._write_once(action)
+
+    @contextmanager
+    def plain(self) -> Iterator[Connection]:
+        """A connection outside any transaction, for what cannot run inside one."""
+        with self._explained(), self._engine.connect() as connection:
+            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def close(self) -> None:
+        """Give all connections back."""
+        self._engine.dispose()
+
+    def _write_once(self, action: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            connection = connection.execution_options(assay_write=True)
+            with connection.begin():
+                return action(connection)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (OperationalError, InterfaceError) as error:
+            reason = str(error.orig).strip().splitlines()[0]
+            raise StoreError(f"store {self.shown}: {reason}", self._remedy(reason)) from error
+
+    def _remedy(self, reason: str) -> str:
+        if "unable to open" in reason and self.file is not None:
+            return f"check that the folder {self.file.parent} exists and may be written"
+        if "locked" in reason or "busy" in reason:
+            return "another process holds the store; end it, or use PostgreSQL for several writers"
+        if "readonly" in reason:
+            return f"make {self.file} and its folder writable"
+        if "disk" in reason or "malformed" in reason:
+            return "check the disk; restore the store from a backup"
+        return "check the URL, that the server runs and that it may be reached from here"
+
+
+def parse_url(text: str) -> URL:
+    """A store's URL with its driver named. Raises StoreError for what is neither SQLite nor PostgreSQL."""
+    remedy = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
+    try:
+        url = make_url(text)
+        backend = url.get_backend_name()
+    except (ArgumentError, NoSuchModuleError, ValueError) as error:
+        raise StoreError(f"{text.rsplit('@', maxsplit=1)[-1]!r} is no store URL", remedy) from error
+    if backend == "sqlite":
+        if url.database in {None, "", ":memory:"}:
+            raise StoreError("a store in memory is gone with its process", "give sqlite:///PATH")
+        return url.set(drivername="sqlite")
+    if backend == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    raise StoreError(f"{backend} is no store", remedy)
+
+
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        try:
+            return create_engine(url, pool_pre_ping=True, pool_size=2, max_overflow=2, pool_recycle=300)
+        except ImportError as error:
+            raise StoreError("PostgreSQL needs psycopg", "pip install 'gpu-assay[postgres]'") from error
+    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": LOCK_WAIT_S})
+    event.listen(engine, "connect", _on_connect)
+    event.listen(engine, "begin", _on_begin)
+    return engine
+
+
+def _on_connect(connection: Any, _record: Any) -> None:
+    """The driver must not begin transactions by itself: it would take the write lock too late to wait for it."""
+    connection.isolation_level = None
+    cursor = connection.cursor()
+    cursor.execute("PRAGMA foreign_keys = ON")
+    cursor.execute("PRAGMA synchronous = FULL")  # an acknowledged record outlives a power cut
+    cursor.close()
+
+
+def _on_begin(connection: Connection) -> None:
+    options = connection.get_execution_options()
+    if options.get("isolation_level") != "AUTOCOMMIT":
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("assay_write") else "BEGIN")
+
+
+def _may_retry(error: DBAPIError) -> bool:
+    if error.connection_invalidated or getattr(error.orig, "sqlstate", None) in POSTGRES_RETRY:
+        return True
+    return "database is locked" in str(error.orig) or "database table is locked" in str(error.orig)

@@ -1,0 +1,43 @@
+"""The log of what happened: every state change, and whatever else somebody must be able to ask about later."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import Connection, insert, select
+
+from jobs.lifecycle import Move
+from jobs.store.rows import Event
+from jobs.tables import event
+
+
+def log(
+    connection: Connection,
+    sweep_id: str,
+    subject: str,
+    kind: str,
+    now: datetime,
+    *,
+    frm: str = "",
+    target: str = "",
+    message: str = "",
+    worker: str = "",
+) -> None:
+    """Append one event."""
+    row = {"sweep_id": sweep_id, "subject": subject, "kind": kind, "frm": frm, "target": target}
+    connection.execute(insert(event), {**row, "message": message, "worker": worker, "at": now})
+
+
+def listed(connection: Connection, sweep_id: str, after: int, limit: int) -> tuple[Event, ...]:
+    """A sweep's events in order, from the one after `after`."""
+    wanted = select(event).where(event.c.sweep_id == sweep_id, event.c.seq > after).order_by(event.c.seq).limit(limit)
+    return tuple(Event(**row._mapping) for row in connection.execute(wanted))
+
+
+def history(connection: Connection, subject: str) -> tuple[Move, ...]:
+    """The state changes of one attempt, run or sweep."""
+    wanted = select(event).where(event.c.subject == subject, event.c.target != "").order_by(event.c.seq)
+    return tuple(
+        Move(row.frm, row.target, row.message, row.at.isoformat(timespec="seconds"))
+        for row in connection.execute(wanted)
+    )

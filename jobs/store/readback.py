@@ -1,0 +1,219 @@
+"""Rebuilding what was written: the judge's input, and single records."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from sqlalchemy import Connection, Row, Table, select
+
+from jobs.errors import SpecError
+from jobs.model import (
+    AttemptFact,
+    CellInput,
+    CellPlan,
+    Certificate,
+    Equation,
+    Generation,
+    Interval,
+    JudgeInput,
+    KeyBytes,
+    Manifest,
+    Missing,
+    Reading,
+    RunFact,
+    RunRecord,
+    SeamRow,
+    Stamp,
+)
+from jobs.store import submission
+from jobs.store.records import COLUMNS_ALIKE
+from jobs.tables import (
+    attempt,
+    block,
+    certificate,
+    certificate_interval,
+    key_bytes,
+    run,
+    sample,
+    scenario,
+    seam,
+    series,
+    token_stream,
+    value,
+)
+
+Rows = dict[str, list[Row[Any]]]
+"""Rows by attempt, in order."""
+
+AT_ONCE = 200
+"""Attempts whose rows are fetched together: bounds both memory and the length of a statement."""
+
+
+def judge_input(connection: Connection, sweep_id: str) -> JudgeInput:
+    """Everything the judge may read of a sweep, from one consistent view."""
+    row = submission.one(connection, sweep_id)
+    manifest = submission.manifest_of(connection, sweep_id)
+    runs = _run_facts(connection, sweep_id)
+    scenarios = connection.execute(
+        select(scenario).where(scenario.c.sweep_id == sweep_id).order_by(scenario.c.position)
+    ).all()
+    cells = tuple(CellInput(plan=CellPlan.model_validate(s.plan), runs=tuple(runs[s.id])) for s in scenarios)
+    records = [fact.record for cell in cells for fact in cell.runs if fact.record is not None]
+    return JudgeInput(
+        manifest=manifest,
+        manifest_digest=row.manifest_digest,
+        cells=cells,
+        stamp=Stamp(
+            sweep_id=sweep_id,
+            request=row.request,
+            harness_digest=row.harness_digest,
+            harness_version=row.harness_version,
+            base_source=_source(manifest, "base"),
+            head_source=_source(manifest, "head"),
+            created_at=row.created_at.isoformat(),
+            cards=tuple(sorted({_card(record) for record in records} - {""})),
+        ),
+    )
+
+
+def record(connection: Connection, attempt_id: str) -> RunRecord | None:
+    """What one attempt measured, also one that was set aside; None when it wrote nothing."""
+    found = connection.execute(select(attempt).where(attempt.c.id == attempt_id)).one_or_none()
+    if found is None:
+        raise SpecError(f"no attempt {attempt_id!r} in this store", "assay status lists them")
+    return _records(connection, [found]).get(attempt_id)
+
+
+def _run_facts(connection: Connection, sweep_id: str) -> dict[str, list[RunFact]]:
+    """Runs by scenario, in block order."""
+    attempts = connection.execute(
+        select(attempt).where(attempt.c.sweep_id == sweep_id).order_by(attempt.c.run_id, attempt.c.number)
+    ).all()
+    by_run: Rows = _grouped(attempts, "run_id")
+    records = _records(connection, [row for row in attempts if row.state == "measured"])
+    ordered = (
+        select(run, block.c.number.label("block_number"))
+        .join(block, block.c.id == run.c.block_id)
+        .where(run.c.sweep_id == sweep_id)
+        .order_by(block.c.number, run.c.position)
+    )
+    facts: dict[str, list[RunFact]] = defaultdict(list)
+    for row in connection.execute(ordered):
+        tries = by_run.get(row.id, [])
+        measured = [records[one.id] for one in tries if one.state == "measured"]
+        facts[row.scenario_id].append(
+            RunFact(
+                run_id=row.id,
+                block_id=row.block_id,
+                block=row.block_number,
+                position=row.position,
+                arm=row.arm,
+                state=row.state,
+                attempts=tuple(
+                    AttemptFact(attempt_id=one.id, number=one.number, state=one.state, reason=one.reason)
+                    for one in tries
+                ),
+                record=measured[0] if measured else None,
+                retracted=row.retracted_reason,
+            )
+        )
+    return facts
+
+
+def _records(connection: Connection, attempts: list[Row[Any]]) -> dict[str, RunRecord]:
+    found: dict[str, RunRecord] = {}
+    written = [row for row in attempts if row.record_digest is not None]
+    for start in range(0, len(written), AT_ONCE):
+        part = written[start : start + AT_ONCE]
+        ids = [row.id for row in part]
+        tables = (token_stream, sample, seam, key_bytes, certificate, certificate_interval)
+        rows = {table.name: _rows(connection, table, ids) for table in tables}
+        readings = _readings(connection, ids)
+        for row in part:
+            found[row.id] = _record(row, {name: of.get(row.id, []) for name, of in rows.items()}, readings[row.id])
+    return found
+
+
+def _record(row: Row[Any], parts: Rows, readings: dict[str, dict[str, Reading]]) -> RunRecord:
+    steps = {one.position: one.numbers for one in parts["sample"] if one.name == "step_ns"}
+    return RunRecord(
+        run_id=row.run_id,
+        attempt_id=row.id,
+        attempt_number=row.number,
+        **{name: getattr(row, name) for name in COLUMNS_ALIKE},
+        equations=tuple(Equation.model_validate(one) for one in row.equations),
+        generations=tuple(_generation(one, steps.get(one.position, ())) for one in parts["token_stream"]),
+        counters=readings["counter"],
+        metrics=readings["metric"],
+        seams=tuple(SeamRow(**_fields(one, SeamRow)) for one in parts["seam"]),
+        keys=tuple(KeyBytes(**_fields(one, KeyBytes)) for one in parts["key_bytes"]),
+        certificate=_certificate(parts),
+    )
+
+
+def _generation(row: Row[Any], step_ns: tuple[int, ...]) -> Generation:
+    return Generation(
+        index=row.generation,
+        warmup=row.warmup,
+        ids=row.ids,
+        stop_reason=row.stop_reason,
+        gaps=row.gaps,
+        counters=row.counters,
+        prefill_ns=row.prefill_ns,
+        step_ns=step_ns,
+    )
+
+
+def _certificate(parts: Rows) -> Certificate | None:
+    if not parts["certificate"]:
+        return None
+    (row,) = parts["certificate"]
+    intervals = tuple(Interval(**_fields(one, Interval)) for one in parts["certificate_interval"])
+    fields = _fields(row, Certificate, apart={"intervals", "reasons"})
+    return Certificate(**fields, reasons=tuple(row.reasons), intervals=intervals)
+
+
+def _readings(connection: Connection, ids: list[str]) -> dict[str, dict[str, dict[str, Reading]]]:
+    """attempt -> family -> name -> reading."""
+    found: dict[str, dict[str, dict[str, Reading]]] = {one: {"counter": {}, "metric": {}} for one in ids}
+    rows = (
+        select(value, series.c.family, series.c.name)
+        .join(series, series.c.id == value.c.series_id)
+        .where(value.c.attempt_id.in_(ids))
+        .order_by(series.c.name)
+    )
+    for row in connection.execute(rows):
+        if row.missing is not None:
+            reading: Reading = Missing(missing=row.missing)
+        else:
+            reading = row.real if row.integer is None else row.integer
+        found[row.attempt_id][row.family][row.name] = reading
+    return found
+
+
+def _rows(connection: Connection, table: Table, ids: list[str]) -> Rows:
+    wanted = select(table).where(table.c.attempt_id.in_(ids))
+    if "position" in table.c:
+        wanted = wanted.order_by(table.c.position)
+    return _grouped(connection.execute(wanted), "attempt_id")
+
+
+def _grouped(rows: Iterable[Row[Any]], column: str) -> Rows:
+    groups: Rows = defaultdict(list)
+    for row in rows:
+        groups[getattr(row, column)].append(row)
+    return groups
+
+
+def _fields(row: Row[Any], form: type[Any], apart: frozenset[str] | set[str] = frozenset()) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in form.model_fields if name not in apart}
+
+
+def _source(manifest: Manifest, role: str) -> str:
+    return next((arm.source for arm in manifest.arms if arm.role == role), "")
+
+
+def _card(one: RunRecord) -> str:
+    return one.certificate.uuid if one.certificate is not None else str(one.device.get("uuid") or "")

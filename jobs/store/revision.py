@@ -1,0 +1,116 @@
+"""Which revision a store is at, and how it gets to the newest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+from alembic.util.exc import CommandError
+from sqlalchemy import Connection, inspect, text
+
+from jobs.errors import StoreError
+from jobs.store.connect import Database
+
+UPGRADE_LOCK = 0x617373617900  # any constant of ours: PostgreSQL's advisory locks are numbers
+
+
+def scripts() -> Path:
+    """The folder of migrations: inside the wheel, else beside the packages in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "migrations", package.parent / "alembic"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise StoreError("the migrations are missing from this installation", "install gpu-assay again")
+
+
+def head(folder: Path | None = None) -> str:
+    """The newest revision. Raises StoreError when the scripts have none or several."""
+    try:
+        newest = ScriptDirectory(str(folder or scripts())).get_current_head()
+    except CommandError as error:
+        raise StoreError(f"the migrations have more than one head: {error}", "merge them into one line") from error
+    if newest is None:
+        raise StoreError(f"no migrations in {folder or scripts()}", "install gpu-assay again")
+    return newest
+
+
+def current(connection: Connection) -> str | None:
+    """The revision of a store; None for an empty database. Raises StoreError for a database that is not a store."""
+    tables = set(inspect(connection).get_table_names())
+    if "alembic_version" in tables:
+        found = connection.execute(text("SELECT version_num FROM alembic_version")).scalars().all()
+        if len(found) == 1:
+            return str(found[0])
+        if found or tables != {"alembic_version"}:
+            raise StoreError(f"the store's revision is unclear: {list(found)}", "restore it from a backup")
+        return None
+    if tables:
+        raise StoreError(
+            f"the database holds tables ({', '.join(sorted(tables)[:3])} ...) but is no store of assay",
+            "give a new file or an empty database",
+        )
+    return None
+
+
+def require_known(found: str | None, folder: Path | None = None) -> None:
+    """Raise StoreError when a store is at a revision that these scripts do not have."""
+    known = {script.revision for script in ScriptDirectory(str(folder or scripts())).walk_revisions()}
+    if found is not None and found not in known:
+        raise StoreError(
+            f"the store is at revision {found}, which this assay ({head(folder)}) does not know",
+            "use the newer assay that wrote it",
+        )
+
+
+def upgrade(database: Database, folder: Path | None = None) -> tuple[str | None, str]:
+    """Bring a store to the newest revision; returns the revisions before and after. Writes nothing when refused."""
+    newest = head(folder)
+    with database.reading() as connection:
+        before = current(connection)
+    require_known(before, folder)
+    if before == newest:
+        return before, newest
+    if database.is_sqlite:
+        _use_write_ahead_log(database)
+
+    def act(connection: Connection) -> None:
+        if not database.is_sqlite:
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
+        command.upgrade(_config(connection, folder), "head")
+
+    database.write(act)
+    return before, newest
+
+
+def require_head(database: Database, folder: Path | None = None) -> None:
+    """Raise StoreError unless the store is at the newest revision."""
+    if database.file is not None and not database.file.exists():
+        raise StoreError(f"no store at {database.file}", f"create it: assay db upgrade --store {database.shown}")
+    with database.reading() as connection:
+        found = current(connection)
+    require_known(found, folder)
+    if found != (newest := head(folder)):
+        raise StoreError(
+            f"the store is at revision {found or 'none'}, this assay needs {newest}",
+            f"assay db upgrade --store {database.shown}",
+        )
+
+
+def _use_write_ahead_log(database: Database) -> None:
+    """Readers then never block the writer; the mode is kept in the file."""
+    with database.plain() as connection:
+        mode = connection.exec_driver_sql("PRAGMA journal_mode = WAL").scalar()
+    if mode != "wal":
+        raise StoreError(
+            f"{database.file} cannot use a write-ahead log (mode {mode})",
+            "put the store on a local disk, or use PostgreSQL",
+        )
+
+
+def _config(connection: Connection, folder: Path | None) -> Config:
+    config = Config()
+    config.set_main_option("script_location", str(folder or scripts()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    return config

@@ -1,0 +1,163 @@
+"""Submitting a sweep, and finding sweeps and their parts again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from jobs.errors import Conflict, SpecError, StoreError
+from jobs.model import CellPlan, Manifest
+from jobs.order import run_order
+from jobs.store import events
+from jobs.store.rows import SweepRow, new_id
+from jobs.tables import attempt, block, run, scenario, sweep, verdict
+
+SHOWN_CANDIDATES = 6
+ID_TABLES = {"swp": sweep, "cel": scenario, "blk": block, "run": run, "att": attempt, "vrd": verdict}
+
+
+def submit(
+    connection: Connection,
+    manifest: Manifest,
+    harness_digest: str,
+    harness_version: str,
+    key: str,
+    request: int,
+    now: datetime,
+) -> str:
+    """Insert a sweep with all its scenarios, blocks and runs; a resend returns the same id.
+
+    Raises Conflict when the key, or without a key the manifest, was submitted before with anything else.
+    """
+    digest = manifest.digest()
+    same = sweep.c.submit_key == key if key else (sweep.c.manifest_digest == digest) & (sweep.c.submit_key == "")
+    earlier = connection.execute(select(sweep).where(same)).one_or_none()
+    if earlier is not None:
+        if (earlier.manifest_digest, earlier.harness_digest) == (digest, harness_digest):
+            return str(earlier.id)
+        what = "another manifest" if earlier.manifest_digest != digest else "another version of the harness"
+        raise Conflict(f"sweep {earlier.id} was submitted under this key with {what}", "submit under a new key")
+    sweep_id = new_id("swp", now)
+    connection.execute(
+        insert(sweep),
+        {
+            "id": sweep_id,
+            "name": manifest.name,
+            "state": "open",
+            "submit_key": key,
+            "manifest_digest": digest,
+            "manifest": manifest.model_dump(mode="json"),
+            "request": request,
+            "harness_digest": harness_digest,
+            "harness_version": harness_version,
+            "created_at": now,
+        },
+    )
+    for position, plan in enumerate(manifest.cells):
+        _scenario(connection, sweep_id, position, plan, now)
+    events.log(connection, sweep_id, sweep_id, "submitted", now, target="open", message=manifest.name)
+    return sweep_id
+
+
+def listed(connection: Connection, limit: int) -> tuple[SweepRow, ...]:
+    """The newest sweeps first."""
+    wanted = select(*_sweep_columns()).order_by(sweep.c.created_at.desc(), sweep.c.id.desc()).limit(limit)
+    return tuple(SweepRow(**row._mapping) for row in connection.execute(wanted))
+
+
+def one(connection: Connection, sweep_id: str) -> SweepRow:
+    """A sweep by its full id."""
+    row = connection.execute(select(*_sweep_columns()).where(sweep.c.id == sweep_id)).one_or_none()
+    if row is None:
+        raise SpecError(f"no sweep {sweep_id!r} in this store", "assay status lists them")
+    return SweepRow(**row._mapping)
+
+
+def find_open(connection: Connection, manifest_digest: str, harness_digest: str) -> str | None:
+    """The newest sweep of this manifest and harness that is not judged yet: what `--resume` goes on with."""
+    wanted = (
+        select(sweep.c.id)
+        .where(sweep.c.manifest_digest == manifest_digest, sweep.c.harness_digest == harness_digest)
+        .where(sweep.c.state == "open")
+        .order_by(sweep.c.created_at.desc(), sweep.c.id.desc())
+    )
+    return connection.execute(wanted.limit(1)).scalar_one_or_none()
+
+
+def manifest_of(connection: Connection, sweep_id: str) -> Manifest:
+    """The manifest of a sweep. Raises StoreError when it is not what was submitted."""
+    row = connection.execute(
+        select(sweep.c.manifest, sweep.c.manifest_digest).where(sweep.c.id == sweep_id)
+    ).one_or_none()
+    if row is None:
+        raise SpecError(f"no sweep {sweep_id!r} in this store", "assay status lists them")
+    manifest = Manifest.model_validate(row.manifest)
+    if manifest.digest() != row.manifest_digest:
+        raise StoreError(f"the manifest of {sweep_id} is not what was submitted", "restore the store from a backup")
+    return manifest
+
+
+def resolve_id(connection: Connection, prefix: str, kind: str = "") -> str:
+    """The one id that begins with `prefix`, with or without its kind (`swp_01j..` or `01j..`).
+
+    Raises SpecError when none or several fit; the latter lists them.
+    """
+    wanted = prefix.strip().lower()
+    head, mark, _ = wanted.partition("_")
+    kinds = [head] if mark else [kind] if kind else list(ID_TABLES)
+    fitting: list[str] = []
+    for word in kinds:
+        if wanted and word in ID_TABLES and (not kind or word == kind):
+            column = ID_TABLES[word].c.id
+            begin = wanted if mark else f"{word}_{wanted}"
+            query = select(column).where(column.startswith(begin, autoescape=True)).order_by(column)
+            fitting += connection.execute(query.limit(SHOWN_CANDIDATES)).scalars()
+    if len(fitting) == 1 or wanted in fitting:
+        return wanted if wanted in fitting else fitting[0]
+    if not fitting:
+        raise SpecError(f"no id begins with {prefix!r} in this store", "assay status lists them")
+    shown = ", ".join(fitting[:SHOWN_CANDIDATES])
+    raise SpecError(f"{prefix!r} is the beginning of several ids: {shown}", "give more of it")
+
+
+def _scenario(connection: Connection, sweep_id: str, position: int, plan: CellPlan, now: datetime) -> None:
+    scenario_id = new_id("cel", now)
+    connection.execute(
+        insert(scenario),
+        {
+            "id": scenario_id,
+            "sweep_id": sweep_id,
+            "position": position,
+            "name": plan.cell,
+            "kind": plan.kind,
+            "model": plan.model,
+            "model_digest": plan.model_digest,
+            "prompt_digest": ids_digest(plan.prompt_ids),
+            "card_class": plan.card_class,
+            "plan": plan.model_dump(mode="json"),
+        },
+    )
+    blocks, runs = [], []
+    for number in range(plan.blocks):
+        common = {"sweep_id": sweep_id, "scenario_id": scenario_id}
+        block_id = new_id("blk", now)
+        blocks.append({"id": block_id, **common, "number": number, "fence": 0})
+        for place, arm in enumerate(run_order(plan, number)):
+            row = {"id": new_id("run", now), **common, "block_id": block_id, "position": place}
+            runs.append({**row, "arm": arm, "state": "pending"})
+    connection.execute(insert(block), blocks)
+    connection.execute(insert(run), runs)
+
+
+def ids_digest(ids: Sequence[int]) -> str:
+    """sha256 of a list of token ids: the key by which equal streams are found."""
+    return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
+
+
+def _sweep_columns() -> list[Any]:
+    return [column for column in sweep.c if column.name != "manifest"]

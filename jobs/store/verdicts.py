@@ -1,0 +1,79 @@
+"""Verdicts as stored: numbered documents, never edited; the newest one speaks."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy import Connection, Row, insert, select, update
+
+from jobs.errors import StoreError
+from jobs.lifecycle import advance
+from jobs.store import events, submission
+from jobs.store.rows import new_id
+from jobs.tables import finding, sweep, verdict
+from jobs.verdict import Verdict
+
+
+def write_verdict(connection: Connection, sweep_id: str, document: Verdict, input_digest: str, now: datetime) -> str:
+    """Store a verdict with its findings and mark the sweep judged; returns its id.
+
+    The same verdict of the same input is a no-op; another becomes the next number. Raises StoreError when the
+    document speaks of another sweep.
+    """
+    if document.stamp.sweep_id != sweep_id:
+        raise StoreError(f"the verdict speaks of {document.stamp.sweep_id}, not {sweep_id}", "judge this sweep's input")
+    row = submission.one(connection, sweep_id)
+    digest = document.digest()
+    newest = _newest(connection, sweep_id)
+    if newest is not None and (newest.digest, newest.input_digest) == (digest, input_digest):
+        return str(newest.id)
+    verdict_id = new_id("vrd", now)
+    number = 1 if newest is None else newest.number + 1
+    connection.execute(
+        insert(verdict),
+        {
+            "id": verdict_id,
+            "sweep_id": sweep_id,
+            "number": number,
+            "input_digest": input_digest,
+            "digest": digest,
+            "document": document.model_dump(mode="json"),
+            "outcome": document.outcome,
+            "exit_code": document.exit_code,
+            "created_at": now,
+        },
+    )
+    fields = ("outcome", "cell", "arm", "message", "gate", "exit_code")
+    rows = [
+        {"verdict_id": verdict_id, "position": position, **{name: getattr(one, name) for name in fields}}
+        for position, one in enumerate(document.findings)
+    ]
+    if rows:
+        connection.execute(insert(finding), rows)
+    said = f"{document.outcome}, exit {document.exit_code}"
+    frm = row.state
+    if frm == "open":
+        advance(frm, "judged", events.history(connection, sweep_id))
+        connection.execute(update(sweep).where(sweep.c.id == sweep_id).values(state="judged", judged_at=now))
+    events.log(connection, sweep_id, sweep_id, "verdict", now, frm=frm, target="judged", message=said)
+    return verdict_id
+
+
+def newest(connection: Connection, sweep_id: str) -> Verdict | None:
+    """The verdict in force; None before the first. Raises StoreError when it cannot be read any more."""
+    row = _newest(connection, sweep_id)
+    if row is None:
+        return None
+    try:
+        return Verdict.model_validate(row.document)
+    except ValidationError as error:
+        raise StoreError(
+            f"verdict {row.id} was written by another version of assay", "judge the sweep again"
+        ) from error
+
+
+def _newest(connection: Connection, sweep_id: str) -> Row[Any] | None:
+    wanted = select(verdict).where(verdict.c.sweep_id == sweep_id).order_by(verdict.c.number.desc()).limit(1)
+    return connection.execute(wanted).one_or_none()

@@ -1,0 +1,447 @@
+"""The store's tables: what was asked, what happened, what was measured, what it means.
+
+Ids are prefixed ULIDs made by the client. Times are UTC. Integers are 64-bit. Nothing is deleted: a row is retracted
+with a reason. A change here needs a migration in alembic/versions, which spells out its own columns.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, get_args
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    text,
+)
+
+from jobs.lifecycle import SweepState
+from jobs.model import AttemptState, RunState
+
+NOT_STORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+def clean_text(value: str) -> str:
+    """Text that both stores take: NUL and lone surrogates become U+FFFD."""
+    return NOT_STORABLE.sub("\ufffd", value)
+
+
+class Words(TypeDecorator[str]):
+    """Text without the two things that PostgreSQL refuses, so that both stores hold the same."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else clean_text(value)
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """An aware datetime, stored as sortable UTC text (SQLite drops zones, so the text carries it)."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        assert value.tzinfo is not None, "a naive time has no place in the store"
+        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> datetime | None:
+        return None if value is None else datetime.strptime(value, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
+
+
+class StrictJson(TypeDecorator[Any]):
+    """A JSON document as ASCII text; NaN and infinity raise, so that they are dealt with before."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
+        return None if value is None else json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
+        return None if value is None else json.loads(value)
+
+
+class Numbers(TypeDecorator[tuple[Any, ...]]):
+    """An array in one cell: little-endian 64-bit integers (`q`) or floats (`d`)."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def __init__(self, code: str) -> None:
+        super().__init__()
+        self.code = code
+
+    def process_bind_param(self, value: Sequence[Any] | None, dialect: Dialect) -> bytes | None:
+        return None if value is None else struct.pack(f"<{len(value)}{self.code}", *value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> tuple[Any, ...] | None:
+        return None if value is None else struct.unpack(f"<{len(value) // 8}{self.code}", value)
+
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+"""Every constraint is named by rule, or SQLite could never drop it."""
+
+
+def _id() -> Column[str]:
+    return Column("id", Words, primary_key=True)
+
+
+def _to(table: str, *, part_of_key: bool = False, name: str = "") -> Column[str]:
+    return Column(name or f"{table}_id", Words, ForeignKey(f"{table}.id"), primary_key=part_of_key, nullable=False)
+
+
+def _words(name: str, *, nullable: bool = False) -> Column[str]:
+    return Column(name, Words, nullable=nullable)
+
+
+def _integer(name: str, *, nullable: bool = False, part_of_key: bool = False) -> Column[int]:
+    return Column(name, BigInteger, nullable=nullable, primary_key=part_of_key, autoincrement=False)
+
+
+def _json(name: str, *, nullable: bool = False) -> Column[Any]:
+    return Column(name, StrictJson, nullable=nullable)
+
+
+def _time(name: str, *, nullable: bool = False) -> Column[datetime]:
+    return Column(name, UtcTime, nullable=nullable)
+
+
+def _one_of(column: str, words: Sequence[str]) -> CheckConstraint:
+    listed = ", ".join(f"'{word}'" for word in words)
+    return CheckConstraint(f"{column} IN ({listed})", name=column)
+
+
+# ---- what was asked ----------------------------------------------------------------------------------------------
+
+sweep = Table(
+    "sweep",
+    metadata,
+    _id(),
+    _words("name"),
+    _words("state"),
+    _words("submit_key"),  # the client's word against submitting twice; empty: the manifest alone decides
+    _words("manifest_digest"),
+    _json("manifest"),
+    _integer("request"),
+    _words("harness_digest"),
+    _words("harness_version"),
+    _time("created_at"),
+    _time("judged_at", nullable=True),
+    _one_of("state", SweepState),
+    UniqueConstraint("manifest_digest", "submit_key"),
+    Index(
+        "ix_sweep_submit_key",
+        "submit_key",
+        unique=True,
+        sqlite_where=text("submit_key <> ''"),
+        postgresql_where=text("submit_key <> ''"),
+    ),
+)
+
+scenario = Table(
+    "scenario",
+    metadata,
+    _id(),
+    _to("sweep"),
+    _integer("position"),
+    _words("name"),
+    _words("kind"),
+    _words("model"),
+    _words("model_digest"),
+    _words("prompt_digest"),
+    _words("card_class"),
+    _json("plan"),
+    UniqueConstraint("sweep_id", "name"),
+    UniqueConstraint("sweep_id", "position"),
+)
+
+block = Table(
+    "block",
+    metadata,
+    _id(),
+    _to("sweep"),
+    _to("scenario"),
+    _integer("number"),
+    _integer("fence"),  # one higher with each claim and each broken lease
+    _words("worker", nullable=True),
+    _time("leased_until", nullable=True),
+    UniqueConstraint("scenario_id", "number"),
+    Index("ix_block_sweep_id", "sweep_id"),
+)
+
+run = Table(
+    "run",
+    metadata,
+    _id(),
+    _to("sweep"),
+    _to("scenario"),
+    _to("block"),
+    _integer("position"),
+    _words("arm"),
+    _words("state"),
+    _words("retracted_reason", nullable=True),
+    _time("retracted_at", nullable=True),
+    _one_of("state", get_args(RunState)),
+    UniqueConstraint("block_id", "position"),
+    Index("ix_run_sweep_id_state", "sweep_id", "state"),
+)
+
+# ---- what happened -----------------------------------------------------------------------------------------------
+
+attempt = Table(
+    "attempt",
+    metadata,
+    _id(),
+    _to("run"),
+    _to("sweep"),
+    _integer("number"),
+    _integer("fence"),
+    _words("state"),
+    _words("reason"),
+    _words("worker"),
+    _words("card"),
+    _time("opened_at"),
+    _time("closed_at", nullable=True),
+    # of the record; all NULL until one is written
+    _words("record_digest", nullable=True),
+    _json("flags", nullable=True),  # what could not be stored as it came: place -> what it was
+    _integer("exit_code", nullable=True),
+    _integer("signal", nullable=True),
+    _words("error", nullable=True),
+    _words("engine_digest", nullable=True),
+    _words("module_path", nullable=True),
+    _words("model_digest", nullable=True),
+    _json("effective_config", nullable=True),
+    _json("device", nullable=True),
+    _json("facts", nullable=True),
+    _json("equations", nullable=True),
+    _integer("peak_rss_bytes", nullable=True),
+    _words("started_at", nullable=True),
+    _words("ended_at", nullable=True),
+    _words("log_tail", nullable=True),
+    _one_of("state", get_args(AttemptState)),
+    UniqueConstraint("run_id", "number"),
+    Index(
+        "ix_attempt_measured",
+        "run_id",
+        unique=True,
+        sqlite_where=text("state = 'measured'"),
+        postgresql_where=text("state = 'measured'"),
+    ),
+    Index("ix_attempt_sweep_id_state", "sweep_id", "state"),
+)
+
+event = Table(
+    "event",
+    metadata,
+    Column("seq", BigInteger().with_variant(Integer, "sqlite"), primary_key=True, autoincrement=True),
+    _to("sweep"),
+    _words("subject"),  # the id of what it is about
+    _words("kind"),
+    _words("frm"),
+    _words("target"),
+    _words("message"),
+    _words("worker"),
+    _time("at"),
+    Index("ix_event_sweep_id", "sweep_id"),
+    Index("ix_event_subject", "subject"),
+)
+
+# ---- what was measured -------------------------------------------------------------------------------------------
+
+series = Table(
+    "series",
+    metadata,
+    _id(),
+    _words("family"),  # counter or metric: a name may be both
+    _words("name"),
+    _words("model_digest"),
+    _words("prompt_digest"),
+    _json("config"),  # effective config and run settings
+    _words("card"),
+    _one_of("family", ("counter", "metric")),
+)
+
+value = Table(
+    "value",
+    metadata,
+    _to("attempt", part_of_key=True),
+    _to("series", part_of_key=True),
+    _integer("integer", nullable=True),
+    Column("real", Double, nullable=True),
+    _words("missing", nullable=True),  # the reason
+    _words("flag", nullable=True),  # what stood there when it was no storable number: nan, inf ...
+    CheckConstraint(
+        "(integer IS NOT NULL AND real IS NULL AND missing IS NULL)"
+        " OR (integer IS NULL AND real IS NOT NULL AND missing IS NULL)"
+        " OR (integer IS NULL AND real IS NULL AND missing IS NOT NULL)",
+        name="one",
+    ),
+    Index("ix_value_series_id", "series_id"),
+)
+
+sample = Table(
+    "sample",
+    metadata,
+    _to("attempt", part_of_key=True),
+    _integer("position", part_of_key=True),  # of the generation in its run
+    Column("name", Words, primary_key=True),  # step_ns
+    Column("numbers", Numbers("q"), nullable=False),
+)
+
+token_stream = Table(
+    "token_stream",
+    metadata,
+    _to("attempt", part_of_key=True),
+    _integer("position", part_of_key=True),
+    _integer("generation"),  # its index; warm-ups count apart
+    Column("warmup", Boolean, nullable=False),
+    Column("ids", Numbers("q"), nullable=False),
+    _words("ids_digest"),
+    _words("stop_reason", nullable=True),
+    Column("gaps", Numbers("d"), nullable=False),
+    _json("counters"),  # phase -> counter -> value
+    _integer("prefill_ns"),
+    Index("ix_token_stream_ids_digest", "ids_digest"),
+)
+
+seam = Table(
+    "seam",
+    metadata,
+    _to("attempt", part_of_key=True),
+    _integer("position", part_of_key=True),
+    _integer("step"),
+    _words("node"),
+    _words("op"),
+    _words("reason"),
+    _words("path"),
+    _words("detail"),
+)
+
+key_bytes = Table(
+    "key_bytes",
+    metadata,
+    _to("attempt", part_of_key=True),
+    _integer("position", part_of_key=True),
+    _words("key"),
+    _integer("nbytes"),
+    _integer("hits"),
+    _integer("retained"),
+    _integer("bypassed"),
+    _integer("evicted"),
+)
+
+certificate = Table(
+    "certificate",
+    metadata,
+    _to("attempt", part_of_key=True),
+    _words("uuid"),
+    _words("card"),
+    _words("driver"),
+    _words("verdict"),
+    _words("grade"),
+    _json("reasons"),
+    _json("before"),
+    _json("after"),
+    _json("during"),
+    _integer("samples"),
+    Index("ix_certificate_uuid", "uuid"),
+)
+
+certificate_interval = Table(
+    "certificate_interval",
+    metadata,
+    _to("attempt", part_of_key=True),
+    _integer("position", part_of_key=True),
+    Column("start_s", Double, nullable=False),
+    Column("end_s", Double, nullable=False),
+    _words("what"),
+    _integer("pid", nullable=True),
+)
+
+# ---- what it means -----------------------------------------------------------------------------------------------
+
+verdict = Table(
+    "verdict",
+    metadata,
+    _id(),
+    _to("sweep"),
+    _integer("number"),
+    _words("input_digest"),
+    _words("digest"),
+    _json("document"),
+    _words("outcome"),
+    _integer("exit_code"),
+    _time("created_at"),
+    UniqueConstraint("sweep_id", "number"),
+)
+
+finding = Table(
+    "finding",
+    metadata,
+    _to("verdict", part_of_key=True),
+    _integer("position", part_of_key=True),
+    _words("outcome"),
+    _words("cell"),
+    _words("arm"),
+    _words("message"),
+    _words("gate"),
+    _integer("exit_code"),
+    Index("ix_finding_outcome", "outcome"),
+)
+
+golden = Table(
+    "golden",
+    metadata,
+    _id(),
+    _to("attempt"),
+    _words("cell"),
+    _words("ids_digest"),
+    _words("reason"),
+    _time("created_at"),
+    _words("retracted_reason", nullable=True),
+    _time("retracted_at", nullable=True),
+    Index("ix_golden_cell", "cell"),
+)
+
+comment = Table(
+    "comment",
+    metadata,
+    _id(),
+    _to("verdict"),
+    _words("repository"),
+    _integer("pull_request"),
+    _words("remote_id"),
+    _words("digest"),  # of the text as posted
+    _time("posted_at"),
+    Index("ix_comment_repository_pull_request", "repository", "pull_request"),
+)
