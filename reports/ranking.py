@@ -1,0 +1,130 @@
+"""The rows of all cells that moved, worst first: the one order that every form shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from jobs.model import Missing, Reading
+from jobs.verdict import CellVerdict, IdentityRow, InvariantRow, MetricRow, TimeRow, Verdict, WitnessRow
+from reports import divergence
+from reports.blocks import State
+from reports.format import change, number, show
+from reports.traffic import shown_unit
+from reports.wording import IDENTITIES, METRICS, TIMES
+
+_METRIC_RANK: Final = {
+    "regressed": 1,
+    "varies": 3,
+    "vanished": 3,
+    "not_recorded": 3,
+    "declared": 6,
+    "new": 7,
+    "improved": 8,
+}
+_TIME_RANK: Final = {"WORSE": 4, "BETTER": 9}
+_NEUTRAL: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One row that moved. `rank` then `size` (relative change) then place give the order."""
+
+    rank: int
+    size: float
+    cell: str
+    subject: str
+    state: State
+    base: str
+    head: str
+    change: str
+    run_ids: tuple[str, ...] = ()
+
+    @property
+    def is_usual(self) -> bool:
+        """Whether it is only a neutral counter that moved."""
+        return self.rank >= _NEUTRAL
+
+
+def rank(verdict: Verdict) -> tuple[Ranked, ...]:
+    """Every moved row of the verdict, worst first; equal rows keep the verdict's order."""
+    rows: list[Ranked] = []
+    for cell in verdict.cells:
+        rows += [_identity(cell, row) for row in cell.identity if row.klass != "IDENTICAL"]
+        rows += [_witness(cell, row) for row in cell.witnesses if not row.holds]
+        rows += [_invariant(cell, row) for row in cell.invariants if not row.holds]
+        rows += [_metric(cell, row) for row in cell.exact if _moved(row)]
+        rows += [_time(cell, row) for row in cell.time if row.klass in _TIME_RANK]
+    return tuple(sorted(rows, key=lambda row: (row.rank, -row.size)))
+
+
+def _moved(row: MetricRow) -> bool:
+    return row.klass != "same" and not (row.klass == "neutral" and row.base == row.head)
+
+
+def _identity(cell: CellVerdict, row: IdentityRow) -> Ranked:
+    word, tone = IDENTITIES[row.klass]
+    shown = divergence.build(row)
+    where = "" if row.first_difference is None else f"from index {row.first_difference}"
+    left = f"{row.left}: {row.left_length} ids, {row.left_stop or 'cut off'}"
+    right = f"{row.right}: {row.right_length} ids, {row.right_stop or 'cut off'}"
+    return Ranked(0, 0.0, cell.cell, "tokens", State(word, tone), left, right, where or shown.sentence, row.run_ids)
+
+
+def _witness(cell: CellVerdict, row: WitnessRow) -> Ranked:
+    values = ", ".join(f"{name}={_reading(value)}" for name, value in row.values.items())
+    sides = ("—", values) if row.arm != "base" else (values, "—")
+    return Ranked(2, 0.0, cell.cell, f"witness {row.expr}", State("not met", "warn"), *sides, f"arm {row.arm}")
+
+
+def _invariant(cell: CellVerdict, row: InvariantRow) -> Ranked:
+    worst = row.worst
+    values = "" if worst is None else f"{number(worst.lhs)} {worst.relation} {number(worst.rhs)} is false"
+    sides = ("—", values) if row.arm != "base" else (values, "—")
+    return Ranked(2, 0.0, cell.cell, f"invariant {row.name}", State("broken", "bad"), *sides, f"arm {row.arm}")
+
+
+def _metric(cell: CellVerdict, row: MetricRow) -> Ranked:
+    word, tone = METRICS[row.klass]
+    unit = shown_unit(row.metric, row.unit)
+    rank_ = _METRIC_RANK.get(row.klass, _NEUTRAL)
+    if row.klass == "regressed" and not row.gating:
+        rank_ += 1
+    if row.klass == "not_recorded" and not row.gating:
+        rank_ = _NEUTRAL
+    return Ranked(
+        rank_,
+        _size(row.base, row.head),
+        cell.cell,
+        row.metric,
+        State(word, tone),
+        show(row.base, unit),
+        show(row.head, unit),
+        change(row.base, row.head, unit),
+        row.run_ids,
+    )
+
+
+def _time(cell: CellVerdict, row: TimeRow) -> Ranked:
+    word, tone = TIMES[row.klass]
+    return Ranked(
+        _TIME_RANK[row.klass],
+        _size(row.base_median, row.head_median),
+        cell.cell,
+        row.metric,
+        State(word, tone),
+        show(row.base_median, row.unit),
+        show(row.head_median, row.unit),
+        f"ratio {show(row.ratio, 'x')}",
+        row.run_ids,
+    )
+
+
+def _size(base: Reading, head: Reading) -> float:
+    if isinstance(base, Missing) or isinstance(head, Missing):
+        return 0.0
+    return abs(head - base) / abs(base) if base else float("inf") if head else 0.0
+
+
+def _reading(value: Reading) -> str:
+    return f"n/a ({value.missing})" if isinstance(value, Missing) else number(value)

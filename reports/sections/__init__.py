@@ -1,0 +1,1 @@
+"""The sections of a report, one file each: `build(view, scope)` gives what every form renders."""

@@ -1,0 +1,95 @@
+"""Same tokens or not: every comparison, and the first difference with the ids around it."""
+
+from __future__ import annotations
+
+from reports.blocks import (
+    Block,
+    CellRef,
+    Column,
+    Details,
+    Heading,
+    Inlines,
+    Paragraph,
+    Section,
+    State,
+    Strong,
+    Table,
+    words,
+)
+from reports.divergence import Comparison, Context
+from reports.format import integer, plural
+from reports.view import CellView, Scope, SweepView
+
+_WINDOWS = 3  # differences shown in full; a broken head differs in every run and generation alike
+_KINDS = {"pair": "base against head", "self": "an arm against itself", "null": "base against base again"}
+
+
+def build(view: SweepView, scope: Scope) -> Section:
+    """Differences are shown in context; equal comparisons are counted, and listed behind a fold."""
+    differing = [(cell, item) for cell in scope.cells for item in cell.comparisons if item.state.tone != "good"]
+    equal = [(cell, item) for cell in scope.cells for item in cell.comparisons if item.state.tone == "good"]
+    shown: list[Block] = []
+    for cell, item in differing[:_WINDOWS]:
+        shown += _difference(cell, item, scope)
+    folded = [_listed("more difference", differing[_WINDOWS:], scope)] if len(differing) > _WINDOWS else []
+    folded += [_listed("equal comparison", equal, scope)] if equal else []
+    summary = _summary(len(equal), len(differing), view, scope)
+    return Section("identity", "Token identity", summary, bool(differing) or not equal, tuple(shown), tuple(folded))
+
+
+def _summary(equal: int, differing: int, view: SweepView, scope: Scope) -> Inlines:
+    total = equal + differing
+    if total == 0:
+        return words(State("missing", "warn"), " No token streams were compared, so nothing is known about identity.")
+    if differing:
+        return words(State("differs", "bad"), f" {integer(differing)} of {plural(total, 'comparison')} differ.")
+    ids = sum(item.row.compared for cell in scope.cells for item in cell.comparisons if item.row.what == "pair")
+    pairs = sum(1 for cell in scope.cells for item in cell.comparisons if item.row.what == "pair")
+    elsewhere = f" in the {plural(len(scope.cells), 'cell')} shown" if scope.left_out else ""
+    return words(
+        State("identical", "good"),
+        f" All {plural(total, 'comparison')} equal{elsewhere}: {plural(pairs, 'comparison')} of base and head "
+        f"({plural(ids, 'id')}), and {integer(total - pairs)} of an arm with itself or with base again.",
+    )
+
+
+def _difference(cell: CellView, item: Comparison, scope: Scope) -> list[Block]:
+    where = () if scope.is_single else (CellRef(cell.name), *words(": "))
+    blocks: list[Block] = [
+        Heading(words(*where, item.state, " ", Strong(item.who), f" ({_KINDS[item.row.what]})")),
+        Paragraph(words(f"{item.sentence[:1].upper()}{item.sentence[1:]}.")),
+    ]
+    if item.context is not None:
+        blocks += [_window(item, item.context), Paragraph(words(f"{item.context.gaps}."))]
+    if item.row.note and item.row.note != item.sentence:
+        blocks.append(Paragraph(words(item.row.note)))
+    return blocks
+
+
+def _window(item: Comparison, context: Context) -> Table:
+    columns = (Column("index"), *(Column(index, "right") for index in context.indices))
+    rows = tuple(
+        (
+            words(name),
+            *(words(Strong(value) if place == context.mark else value) for place, value in enumerate(ids)),
+        )
+        for name, ids in ((item.row.left, context.left), (item.row.right, context.right))
+    )
+    return Table("Ids around the first difference", columns, rows, marked=(context.mark + 1,))
+
+
+def _listed(what: str, pairs: list[tuple[CellView, Comparison]], scope: Scope) -> Details:
+    shown = pairs[: scope.rows]
+    with_cell = not scope.is_single
+    columns = (*((Column("Cell"),) if with_cell else ()), Column("Compared"), Column("What"), Column("Result"))
+    rows = tuple(
+        (
+            *(((CellRef(cell.name),),) if with_cell else ()),
+            words(item.who),
+            words(_KINDS[item.row.what]),
+            words(item.state, f": {item.sentence}"),
+        )
+        for cell, item in shown
+    )
+    title = plural(len(pairs), what)
+    return Details(words(title), (Table(title, columns, rows, more=len(pairs) - len(shown)),))

@@ -1,0 +1,79 @@
+"""Where the numbers come from: revisions, digests, ids, and the commands that lead back to the runs."""
+
+from __future__ import annotations
+
+import shlex
+
+from jobs.verdict import ArmView
+from reports.blocks import Details, Inlines, KeyValue, Name, Section, Verbatim, joined, words
+from reports.format import integer
+from reports.view import Scope, SweepView
+
+_RUNS_SHOWN = 12
+
+
+def build(view: SweepView, scope: Scope) -> Section:
+    """Facts of origin, and commands."""
+    verdict, stamp = view.verdict, view.verdict.stamp
+    arms: dict[str, ArmView] = {}
+    for cell in scope.cells:
+        for arm in cell.source.arms:
+            arms.setdefault(arm.arm, arm)
+    pairs: list[tuple[str, Inlines]] = [
+        (f"{arm.arm} ({arm.role})" if arm.arm != arm.role else arm.arm, _origin(arm)) for arm in arms.values()
+    ]
+    pairs += [
+        ("varies on purpose", joined([Name(name) for name in verdict.varies]) or words("nothing")),
+        ("gate", words(", ".join(f"{kind} {action}" for kind, action in sorted(verdict.gate.items())) or "default")),
+        (
+            "sweep",
+            words(
+                Name(stamp.sweep_id),
+                f", request {integer(stamp.request)}, submitted {stamp.created_at or 'at an unknown time'}",
+            ),
+        ),
+        ("harness", words(f"version {stamp.harness_version}, ", Name(_short(stamp.harness_digest)))),
+        ("input digest", words(Name(_short(verdict.input_digest)))),
+        ("cards", joined([Name(card) for card in stamp.cards]) or words("none named")),
+        ("runs", _runs(view)),
+    ]
+    summary = words(
+        "head ",
+        Name(stamp.head_source or "unknown"),
+        " against base ",
+        Name(stamp.base_source or "unknown"),
+        ", sweep ",
+        Name(stamp.sweep_id),
+    )
+    blocks = (KeyValue(tuple(pairs)), Verbatim(commands(view, scope), "commands"))
+    fold = Details(words("Stamp: revisions, digests, runs, and the commands that lead back to them"), blocks)
+    return Section("stamp", "Stamp", summary, unusual=False, folded=(fold,), minor=True)
+
+
+def commands(view: SweepView, scope: Scope) -> tuple[str, ...]:
+    """Commands that lead from the verdict to its runs; names are quoted for a shell."""
+    sweep = shlex.quote(view.verdict.stamp.sweep_id)
+    explain = [f"assay explain {sweep} {shlex.quote(cell.name)}" for cell in scope.cells[:3]]
+    return (*explain, f"assay report {sweep} --format html", f"assay gate {sweep}")
+
+
+def _origin(arm: ArmView) -> Inlines:
+    commit = words(" commit ", Name(arm.commit)) if arm.commit else ()
+    digest = (
+        words(" engine ", Name(_short(arm.engine_digest)))
+        if arm.engine_digest
+        else words(" engine digest not recorded")
+    )
+    return (Name(arm.source), *commit, *digest)
+
+
+def _runs(view: SweepView) -> Inlines:
+    runs = view.run_ids
+    if not runs:
+        return words("none cited")
+    more = f" and {integer(len(runs) - _RUNS_SHOWN)} more" if len(runs) > _RUNS_SHOWN else ""
+    return (*joined([Name(run) for run in runs[:_RUNS_SHOWN]]), *words(more))
+
+
+def _short(digest: str) -> str:
+    return digest[:12] if digest else "none"

@@ -1,0 +1,82 @@
+"""Time, as advice: medians, the ratio inside blocks with its interval, and what is no evidence at all."""
+
+from __future__ import annotations
+
+from jobs.verdict import TimeRow
+from reports.blocks import Block, CellRef, Column, Details, Inlines, Name, Paragraph, Section, State, Table, words
+from reports.format import plural, show
+from reports.view import CellView, Scope, SweepView
+from reports.wording import TIMES
+
+SIMULATED = (
+    "The card is simulated: time on it is wall time of the host that plays the card, or a model of one, "
+    "and is not evidence about a real card."
+)
+
+
+def build(view: SweepView, scope: Scope) -> Section:
+    """Confirmed changes are shown; the rest is folded."""
+    rows = [(cell, row) for cell in scope.cells for row in cell.source.time]
+    telling = [pair for pair in rows if pair[1].klass in {"WORSE", "BETTER"}]
+    simulated = any(cell.simulated for cell in scope.cells)
+    shown: list[Block] = [Paragraph(words(SIMULATED), "warn")] if simulated else []
+    folded: list[Details] = []
+    table = _table(rows, scope) if rows else None
+    if table is not None and telling and not simulated:
+        shown.append(table)
+    elif table is not None:
+        folded.append(Details(words(f"{plural(len(rows), 'time row')}"), (table,)))
+    action = view.verdict.gate.get("time", "advise")
+    return Section(
+        "time", "Time", _summary(rows, simulated, action), bool(telling) and not simulated, tuple(shown), tuple(folded)
+    )
+
+
+def _summary(rows: list[tuple[CellView, TimeRow]], simulated: bool, action: str) -> Inlines:
+    if not rows:
+        return words(State("not measured", "quiet"), " No time was compared.")
+    tally: dict[str, int] = {}
+    for _, row in rows:
+        word = TIMES[row.klass][0]
+        tally[word] = tally.get(word, 0) + 1
+    text = ", ".join(f"{count} {word}" for word, count in tally.items())
+    role = "may block the gate" if action == "block" else "advises and never blocks" if action == "advise" else "is off"
+    state = State("not evidence", "warn") if simulated else State("advice" if action != "block" else "gates", "quiet")
+    return words(state, f" {text}; in this sweep time {role}.")
+
+
+def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
+    shown = rows[: scope.rows]
+    with_cell = not scope.is_single
+    columns = (
+        *((Column("Cell"),) if with_cell else ()),
+        Column("Metric"),
+        Column("base", "right"),
+        Column("head", "right"),
+        Column("head / base", "right"),
+        Column("Interval", "right"),
+        Column("null / base", "right"),
+        Column("Smallest detectable", "right"),
+        Column("Blocks", "right"),
+        Column("State"),
+    )
+    return Table(
+        "Time by metric",
+        columns,
+        tuple(
+            (
+                *(((CellRef(cell.name),),) if with_cell else ()),
+                words(Name(row.metric)),
+                words(show(row.base_median, row.unit)),
+                words(show(row.head_median, row.unit)),
+                words(show(row.ratio, "x")),
+                words(f"{show(row.low, 'x')} to {show(row.high, 'x')}"),
+                words(show(row.null_ratio, "x")),
+                words(show(row.smallest_detectable, "ratio")),
+                words(str(row.blocks)),
+                words(State(*TIMES[row.klass]), f" ({row.note})" if row.note else ""),
+            )
+            for cell, row in shown
+        ),
+        more=len(rows) - len(shown),
+    )

@@ -1,0 +1,213 @@
+"""Which bytes moved: the byte view beside the count view, the floor and the distance to it, for every arm."""
+
+from __future__ import annotations
+
+from jobs.model import Missing
+from jobs.verdict import MetricRow
+from reports.blocks import (
+    Bar,
+    Bars,
+    Block,
+    CellRef,
+    Column,
+    Details,
+    Heading,
+    Name,
+    Paragraph,
+    Section,
+    Slice,
+    State,
+    Table,
+    words,
+)
+from reports.format import UNIT_NOTE, Value, bytes_decimal, change, exact, integer, percent, plural, show
+from reports.traffic import METRICS, PARTS, Part, Traffic, shown_unit
+from reports.view import CellView, Scope, SweepView
+from reports.wording import METRICS as CLASSES
+
+
+def build(view: SweepView, scope: Scope) -> Section:
+    """One table a cell with every arm, its attribution in words and as bars, and every exact counter behind a fold."""
+    shown: list[Block] = []
+    folded: list[Details] = []
+    for cell in scope.cells:
+        if not scope.is_single:
+            shown.append(Heading(words(CellRef(cell.name))))
+        shown += [_figures(cell), *_attribution(cell), *_bars(cell)]
+        folded += _folds(cell, scope)
+    if scope.left_out:
+        shown.append(Paragraph(words(f"The other {plural(scope.left_out, 'cell')}: in the report.")))
+    worse = [
+        row for cell in scope.cells for row in cell.source.exact if row.klass in {"regressed", "varies", "vanished"}
+    ]
+    better = [row for cell in scope.cells for row in cell.source.exact if row.klass == "improved"]
+    state = State("worse", "bad") if worse else State("better", "good") if better else State("level", "quiet")
+    summary = words(
+        state,
+        f" Exact metrics: {integer(len(worse))} worse or unsteady, {integer(len(better))} better. {UNIT_NOTE}.",
+    )
+    return Section("bytes", "Bytes", summary, bool(worse), tuple(shown), tuple(folded))
+
+
+def _figures(cell: CellView) -> Table:
+    compare = cell.base is not None and cell.head is not None
+    titles = [arm.arm if arm.arm == arm.role else f"{arm.arm} ({arm.role})" for arm in cell.traffic]
+    columns = (Column("Figure"), *(Column(title, "right") for title in titles))
+    if compare:
+        columns = (*columns, Column("head against base", "right"))
+    base = next((arm for arm in cell.traffic if arm.role == "base"), None)
+    head = next((arm for arm in cell.traffic if arm.role == "head"), None)
+    rows = []
+    for name, label, unit in METRICS:
+        cells = [words(label), *(words(show(arm.figures[name], unit)) for arm in cell.traffic)]
+        if compare and base is not None and head is not None:
+            cells.append(words(change(base.figures[name], head.figures[name], unit)))
+        rows.append(tuple(cells))
+    return Table("Bytes by arm", columns, tuple(rows))
+
+
+def _attribution(cell: CellView) -> list[Block]:
+    out: list[Block] = []
+    for arm in cell.traffic:
+        share, events = arm.figures["bypassed_byte_share"], arm.figures["bypassed_count_share"]
+        if arm.role == "null" or isinstance(share, Missing) or isinstance(events, Missing) or share == 0:
+            continue
+        text = (
+            f"{arm.arm}: bypassed page-ins are {percent(events)} of the page-ins and {percent(share)} of the streamed "
+            f"bytes, {_size(arm.bypass_per_token_bytes)} a token"
+        )
+        if not isinstance(arm.bypass_of_distance, Missing):
+            text += f", {percent(arm.bypass_of_distance)} of the distance to the floor"
+        text += f". A bypassed page-in is {_size(arm.mean_bypass_bytes)} in the mean"
+        if not isinstance(arm.mean_retained_bytes, Missing):
+            text += f", a retained one {_size(arm.mean_retained_bytes)}"
+        out.append(Paragraph(words(text + ".")))
+    return out
+
+
+def _bars(cell: CellView) -> list[Block]:
+    groups = []
+    for arm in cell.traffic:
+        if arm.role == "null" or not arm.by_count or not arm.by_bytes:
+            continue
+        bars = (_bar("by count", arm.by_count, "count"), _bar("by bytes", arm.by_bytes, "bytes"))
+        groups.append((_title(arm), bars))
+    if not groups:
+        reasons = "; ".join(dict.fromkeys(f"{arm.arm}: {arm.why}" for arm in cell.traffic if arm.why))
+        return [Paragraph(words(f"No picture of shares: {reasons}."))] if reasons else []
+    legend = tuple((kind, text) for kind, text, _, _ in PARTS if any(kind in _kinds(bars) for _, bars in groups))
+    floor = _floor_bars(cell)
+    return [Bars("Where each touch of a weight was served from", tuple(groups), legend), *floor]
+
+
+def _floor_bars(cell: CellView) -> list[Block]:
+    arms = [(arm, arm.figures["htod_bytes_per_token"], arm.figures["floor_bytes_per_token"]) for arm in cell.traffic]
+    known = [
+        (arm, streamed, floor)
+        for arm, streamed, floor in arms
+        if not isinstance(streamed, Missing) and not isinstance(floor, Missing)
+    ]
+    longest = max((max(streamed, floor) for _, streamed, floor in known), default=0)
+    if not longest:
+        return []
+    bars = []
+    for arm, streamed, floor in known:
+        must = round(1000 * min(floor, streamed) / longest)
+        above = round(1000 * streamed / longest) - must
+        slices = (
+            Slice("floor", "no policy can avoid", bytes_decimal(min(floor, streamed)), 0, must),
+            Slice("above", "above the floor", bytes_decimal(max(0, streamed - floor)), must, above),
+        )
+        bars.append(Bar(arm.arm, slices, f"{bytes_decimal(streamed)} a token, floor {bytes_decimal(floor)}"))
+    legend = (("floor", "at the floor: no policy under this budget can avoid it"), ("above", "above the floor"))
+    return [Bars("Streamed bytes a token against the floor", (("", tuple(bars)),), legend)]
+
+
+def _bar(label: str, parts: tuple[Part, ...], unit: str) -> Bar:
+    slices = tuple(
+        Slice(part.kind, part.words, f"{percent(part.share)} ({show(part.amount, unit)})", part.start, part.width)
+        for part in parts
+    )
+    return Bar(label, slices, ", ".join(f"{part.words} {percent(part.share)}" for part in parts))
+
+
+def _kinds(bars: tuple[Bar, ...]) -> set[str]:
+    return {item.kind for bar in bars for item in bar.slices}
+
+
+def _folds(cell: CellView, scope: Scope) -> list[Details]:
+    prefix = () if scope.is_single else (CellRef(cell.name), *words(": "))
+    folds = [Details(words(*prefix, "weights, budget and capacity"), (_sizes(cell),))]
+    keys = [arm for arm in cell.source.arms if arm.top_keys and arm.role != "null"]
+    if keys:
+        folds.append(
+            Details(
+                words(*prefix, "heaviest streamed keys"), tuple(_keys(arm.arm, arm.top_keys, scope) for arm in keys)
+            )
+        )
+    if cell.source.exact:
+        table = _counters(cell.source.exact, scope)
+        folds.append(Details(words(*prefix, f"all {plural(len(cell.source.exact), 'exact metric')}"), (table,)))
+    return folds
+
+
+def _sizes(cell: CellView) -> Table:
+    rows = tuple(
+        (
+            words(label),
+            *(words(exact(getattr(arm, name), "bytes")) for arm in cell.traffic),
+        )
+        for name, label in (
+            ("weight_bytes", "All weights (W)"),
+            ("budget_bytes", "Budget"),
+            ("capacity_bytes", "Capacity of whole granules in the budget"),
+            ("mean_bypass_bytes", "Mean bypassed page-in"),
+            ("mean_retained_bytes", "Mean retained page-in"),
+            ("bypass_per_token_bytes", "Bypassed bytes a token"),
+        )
+    )
+    columns = (Column("Size"), *(Column(arm.arm, "right") for arm in cell.traffic))
+    return Table("Weights, budget and capacity", columns, rows)
+
+
+def _keys(arm: str, keys: tuple[tuple[str, int, int], ...], scope: Scope) -> Table:
+    shown = keys[: scope.rows]
+    columns = (Column(f"Key ({arm})"), Column("Streamed", "right"), Column("Bypasses", "right"))
+    rows = tuple((words(Name(key)), words(exact(size, "bytes")), words(integer(count))) for key, size, count in shown)
+    return Table(f"Heaviest streamed keys of {arm}", columns, rows, more=len(keys) - len(shown))
+
+
+def _counters(rows: tuple[MetricRow, ...], scope: Scope) -> Table:
+    order = {"regressed": 0, "varies": 1, "vanished": 1, "not_recorded": 1, "declared": 2, "new": 2, "improved": 3}
+    ranked = sorted(rows, key=lambda row: order.get(row.klass, 4 if row.base != row.head else 5))
+    shown = ranked[: scope.rows]
+    columns = (
+        Column("Metric"),
+        Column("base", "right"),
+        Column("head", "right"),
+        Column("Change", "right"),
+        Column("State"),
+    )
+    return Table(
+        "Every exact metric",
+        columns,
+        tuple(
+            (
+                words(Name(row.metric)),
+                words(exact(row.base, shown_unit(row.metric, row.unit))),
+                words(exact(row.head, shown_unit(row.metric, row.unit))),
+                words(change(row.base, row.head, shown_unit(row.metric, row.unit))),
+                words(State(*CLASSES[row.klass]), " gates" if row.gating else "", f" ({row.note})" if row.note else ""),
+            )
+            for row in shown
+        ),
+        more=len(ranked) - len(shown),
+    )
+
+
+def _title(arm: Traffic) -> str:
+    return f"{arm.arm} ({arm.config})" if arm.config else arm.arm
+
+
+def _size(value: Value) -> str:
+    return show(value, "bytes")

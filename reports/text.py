@@ -1,0 +1,146 @@
+"""Blocks as plain text for a terminal or a log: aligned columns, no colour, no control character from user text."""
+
+from __future__ import annotations
+
+import textwrap
+import unicodedata
+from typing import Final
+
+from reports.blocks import (
+    Bar,
+    Bars,
+    Block,
+    CellRef,
+    Details,
+    Heading,
+    Inline,
+    Inlines,
+    KeyValue,
+    Link,
+    Listing,
+    Name,
+    Paragraph,
+    Section,
+    Spark,
+    State,
+    Strong,
+    Table,
+    Text,
+    Verbatim,
+)
+from reports.escape import NAME_LIMIT, TEXT_LIMIT, clip, visible
+from reports.format import plural
+
+WIDTH: Final = 100
+_BAR_WIDTH: Final = 40
+_SHADES: Final = {"hit": "█", "retained": "▓", "bypassed": "▒", "staged": "░", "floor": "█", "above": "░"}
+
+
+def section(part: Section, *, folded: bool) -> str:
+    """A section under an underlined title."""
+    pieces = [
+        f"{part.title}\n{'-' * len(part.title)}",
+        wrap(inline(part.summary)) if part.summary else "",
+        *(block(item) for item in part.shown),
+    ]
+    if folded:
+        pieces += [block(item) for item in part.folded]
+    return "\n\n".join(piece for piece in pieces if piece)
+
+
+def inline(pieces: Inlines) -> str:
+    """Inline pieces as one line of text."""
+    return "".join(_inline(piece) for piece in pieces)
+
+
+def block(item: Block) -> str:
+    """One block."""
+    match item:
+        case Heading():
+            return f"* {inline(item.words)}"
+        case Paragraph():
+            return wrap(inline(item.words))
+        case Table():
+            more = f"\n{plural(item.more, 'more row')}, in the full report" if item.more else ""
+            return f"{visible(item.caption)}:\n{_table(item)}{more}"
+        case KeyValue():
+            width = max((_columns(visible(key)) for key, _ in item.pairs), default=0)
+            return "\n".join(f"  {_pad(visible(key), width)}  {inline(value)}" for key, value in item.pairs)
+        case Listing():
+            return "\n".join(wrap(inline(words), first="- ", rest="  ") for words in item.items)
+        case Verbatim():
+            return "\n".join(f"  {visible(line)}" for line in item.lines)
+        case Details():
+            inner = (block(part) for part in item.blocks)
+            return "\n".join([f"+ {inline(item.summary)}", *(textwrap.indent(text, "  ") for text in inner if text)])
+        case Bars():
+            return _bars(item)
+        case Spark():
+            return f"{visible(item.label)}: {item.low} to {item.high}"
+
+
+def wrap(text: str, *, first: str = "", rest: str = "") -> str:
+    """Text wrapped to the terminal's width; long names are never broken."""
+    lines = textwrap.wrap(
+        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(lines)
+
+
+def _inline(piece: Inline) -> str:
+    match piece:
+        case Text() | Strong():
+            return clip(visible(piece.text), TEXT_LIMIT)
+        case Name():
+            return clip(visible(piece.text), NAME_LIMIT) or "(empty)"
+        case CellRef():
+            return clip(visible(piece.cell), NAME_LIMIT)
+        case State():
+            return visible(piece.word)
+        case Link():
+            return f"{visible(piece.text)} ({piece.href})"
+
+
+def _table(table: Table) -> str:
+    head = [visible(column.title) for column in table.columns]
+    rows = [head, *([inline(cell) for cell in row] for row in table.rows)]
+    widths = [max(_columns(row[place]) for row in rows) for place in range(len(head))]
+    right = [column.align == "right" for column in table.columns]
+    lines = [
+        "  ".join(_pad(cell, width, end) for cell, width, end in zip(row, widths, right, strict=True)) for row in rows
+    ]
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def _bars(item: Bars) -> str:
+    lines = [f"{visible(item.title)}:"]
+    labels = max((_columns(visible(bar.label)) for _, bars in item.groups for bar in bars), default=0)
+    for title, bars in item.groups:
+        lines += [f"  {visible(title)}"] if title else []
+        lines += [f"  {_pad(visible(bar.label), labels)} |{_drawn(bar)}| {visible(bar.reading)}" for bar in bars]
+    lines.append("  " + "   ".join(f"{_SHADES.get(kind, '#')} {text}" for kind, text in item.legend))
+    return "\n".join(lines)
+
+
+def _drawn(bar: Bar) -> str:
+    drawn = ""
+    for item in bar.slices:
+        end = round((item.start + item.width) * _BAR_WIDTH / 1000)
+        drawn += _SHADES.get(item.kind, "#") * (end - len(drawn))
+    return drawn.ljust(_BAR_WIDTH)
+
+
+def _columns(text: str) -> int:
+    return sum(_cell_width(character) for character in text)
+
+
+def _cell_width(character: str) -> int:
+    if unicodedata.combining(character) or character in "\u200d\ufe0f\u00ad":
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _pad(text: str, width: int, right: bool = False) -> str:
+    space = " " * (width - _columns(text))
+    return space + text if right else text + space

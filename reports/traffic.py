@@ -1,0 +1,151 @@
+"""One arm's weight traffic: shares by count beside shares by bytes, the floor, and the distance to it.
+
+The count view and the byte view can tell opposite stories (a few large keys re-streamed every step are few events and
+most of the bytes), so every share here is computed both ways.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Final
+
+from jobs.model import Missing
+from jobs.verdict import ArmView
+from reports.format import Value
+
+METRICS: Final = (
+    ("byte_hit_rate", "Byte hit rate", "ratio"),
+    ("count_hit_rate", "Count hit rate", "ratio"),
+    ("htod_bytes_per_token", "Streamed host to device, a token", "bytes"),
+    ("bypassed_byte_share", "Bypassed share of page-ins, by bytes", "ratio"),
+    ("bypassed_count_share", "Bypassed share of page-ins, by count", "ratio"),
+    ("floor_bytes_per_token", "Floor (W − budget), a token", "bytes"),
+    ("floor_distance_bytes", "Distance to the floor, a token", "bytes"),
+    ("floor_ratio", "Times the floor", "x"),
+)
+"""Metric, label, unit: the figures every report shows for every arm."""
+
+PARTS: Final[tuple[tuple[str, str, str, str], ...]] = (
+    ("hit", "served from resident memory", "hits", "hit_bytes"),
+    ("retained", "copied and kept", "retained_page_ins", "retained_bytes"),
+    ("bypassed", "copied and not kept", "bypassed_page_ins", "bypassed_page_in_bytes"),
+    ("staged", "streamed through the ring", "staged_page_ins", "staged_bytes"),
+)
+"""Kind, words, count, byte twin: where a touch was served from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One share of the touches: `amount` in `unit`, `share` of the whole, start and width in thousandths."""
+
+    kind: str
+    words: str
+    amount: int | float
+    share: float
+    start: int
+    width: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One arm's figures. Tuples are empty where the counters behind them are missing; `why` says which."""
+
+    arm: str
+    role: str
+    config: str
+    figures: dict[str, Value]
+    weight_bytes: Value
+    budget_bytes: Value
+    capacity_bytes: Value
+    mean_bypass_bytes: Value
+    mean_retained_bytes: Value
+    bypass_per_token_bytes: Value
+    bypass_of_distance: Value
+    by_count: tuple[Part, ...]
+    by_bytes: tuple[Part, ...]
+    why: str
+
+
+def build(arm: ArmView) -> Traffic:
+    """The traffic of one arm from its counters, metrics and plan facts."""
+    figures = {name: reading(arm, name) for name, _, _ in METRICS}
+    bypass_per_token = ratio(reading(arm, "bypassed_page_in_bytes"), fact(arm, "measured_tokens"))
+    by_count, count_why = _parts(arm, 2)
+    by_bytes, bytes_why = _parts(arm, 3)
+    return Traffic(
+        arm=arm.arm,
+        role=arm.role,
+        config=", ".join(f"{name}={_word(value)}" for name, value in sorted(arm.config.items())),
+        figures=figures,
+        weight_bytes=fact(arm, "weight_bytes"),
+        budget_bytes=fact(arm, "budget_bytes"),
+        capacity_bytes=fact(arm, "capacity_bytes"),
+        mean_bypass_bytes=ratio(reading(arm, "bypassed_page_in_bytes"), reading(arm, "bypassed_page_ins")),
+        mean_retained_bytes=ratio(reading(arm, "retained_bytes"), reading(arm, "retained_page_ins")),
+        bypass_per_token_bytes=bypass_per_token,
+        bypass_of_distance=ratio(bypass_per_token, figures["floor_distance_bytes"]),
+        by_count=by_count,
+        by_bytes=by_bytes,
+        why=count_why or bytes_why,
+    )
+
+
+def reading(arm: ArmView, name: str) -> Value:
+    """A counter or metric of an arm; one that the verdict does not hold is missing, with that reason."""
+    return arm.values.get(name, Missing(missing=f"{name} is not in the verdict"))
+
+
+def fact(arm: ArmView, name: str) -> Value:
+    """A plan fact of an arm as a number, or missing."""
+    value = arm.facts.get(name)
+    return Missing(missing=f"{name} is not in the verdict") if value is None or isinstance(value, str) else value
+
+
+def ratio(top: Value, bottom: Value) -> Value:
+    """`top / bottom`; missing where either is, or where there is nothing to divide by."""
+    if isinstance(top, Missing):
+        return top
+    if isinstance(bottom, Missing):
+        return bottom
+    return Missing(missing="none to divide by") if bottom == 0 else top / bottom
+
+
+def shown_unit(metric: str, unit: str) -> str:
+    """The unit a metric is shown in: a ratio that is no share of a whole reads as a multiple, not as a percentage."""
+    return "x" if metric == "floor_ratio" else unit
+
+
+def spans(amounts: list[int | float], whole: int | float) -> list[tuple[int, int]]:
+    """(start, width) of each amount on a bar of 1000, rounded at the edges so that neighbours always meet."""
+    edges = [0]
+    for index in range(len(amounts)):
+        edges.append(round(1000 * sum(amounts[: index + 1]) / whole) if whole else 0)
+    return [(left, right - left) for left, right in itertools.pairwise(edges)]
+
+
+def _parts(arm: ArmView, column: int) -> tuple[tuple[Part, ...], str]:
+    amounts: list[int | float] = []
+    for row in PARTS:
+        value = reading(arm, row[column])
+        if isinstance(value, Missing):
+            if row[0] == "staged":  # no ring, no ring counters: an engine without one has nothing to report
+                value = 0
+            else:
+                return (), f"{row[column]}: {value.missing}"
+        amounts.append(value)
+    whole = sum(amounts)
+    if whole == 0:
+        return (), "no touches were counted"
+    cuts = spans(amounts, whole)
+    return tuple(
+        Part(row[0], row[1], amount, amount / whole, start, width)
+        for row, amount, (start, width) in zip(PARTS, amounts, cuts, strict=True)
+        if amount
+    ), ""
+
+
+def _word(value: str | int | float | bool | None) -> str:
+    if value is None:
+        return "none"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)

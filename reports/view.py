@@ -1,0 +1,161 @@
+"""From a verdict to what is shown: every sum, share and order is made here or in the modules it calls.
+
+`SweepView` stands for the whole document; `CellView` is one cell's derived figures, made only for cells that a form
+really shows, so that a comment over thousands of cells stays quick.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from jobs.model import Missing
+from jobs.verdict import ArmView, CellVerdict, Verdict
+from reports import divergence, ranking, traffic
+from reports.blocks import Tone
+from reports.escape import slug
+from reports.wording import OUTCOMES
+
+_EXIT_ORDER: Final = {2: 0, 1: 1, 4: 2, 3: 3, 0: 4}  # several cells: 2, then 1, then 4, then 3, then 0
+_TONE_ORDER: Final[dict[Tone, int]] = {"bad": 0, "warn": 1, "good": 2, "quiet": 3}
+
+
+@dataclass(frozen=True, slots=True)
+class SeamCause:
+    """Seams of one reason and path: how many plan steps in each arm, and their operators."""
+
+    reason: str
+    path: str
+    operators: str
+    counts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CellView:
+    """One cell's figures: traffic by arm, comparisons in words, seams by cause."""
+
+    source: CellVerdict
+    slug: str
+    tone: Tone
+    base: ArmView | None
+    head: ArmView | None
+    traffic: tuple[traffic.Traffic, ...]
+    comparisons: tuple[divergence.Comparison, ...]
+    causes: tuple[SeamCause, ...]
+    simulated: tuple[str, ...]  # arms that ran on a simulated card
+
+    @property
+    def name(self) -> str:
+        """The cell's name in the manifest."""
+        return self.source.cell
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much a section may show: these cells, at most `rows` rows a table; `left_out` cells stand elsewhere."""
+
+    cells: tuple[CellView, ...]
+    rows: int
+    left_out: int = 0
+
+    @property
+    def is_single(self) -> bool:
+        """Whether one cell is all there is, so that its name need not head each table."""
+        return len(self.cells) == 1 and self.left_out == 0
+
+
+class SweepView:
+    """The whole verdict as shown; derived parts are made once, when first asked for."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+
+    @property
+    def tone(self) -> Tone:
+        """The tone of the verdict."""
+        return OUTCOMES[self.verdict.outcome][0]
+
+    @cached_property
+    def cells(self) -> tuple[CellVerdict, ...]:
+        """Cells, worst first: by exit code in the order that decides the sweep's, then by tone."""
+        return tuple(sorted(self.verdict.cells, key=_severity))
+
+    @cached_property
+    def counts(self) -> tuple[tuple[str, int], ...]:
+        """Outcome and number of cells that have it, worst first."""
+        counted = Counter(cell.outcome for cell in self.cells)
+        return tuple(counted.items())
+
+    @cached_property
+    def ranked(self) -> tuple[ranking.Ranked, ...]:
+        """Moved rows, worst first."""
+        return ranking.rank(self.verdict)
+
+    @cached_property
+    def run_ids(self) -> tuple[str, ...]:
+        """Every run that a row or finding cites, each once, in the order cited."""
+        cited: dict[str, None] = {}
+        for finding in self.verdict.findings:
+            cited |= dict.fromkeys(finding.run_ids)
+        for cell in self.verdict.cells:
+            cells_runs = [row.run_ids for row in cell.identity]
+            cells_runs += [row.run_ids for row in cell.exact] + [row.run_ids for row in cell.time]
+            for run_ids in cells_runs:
+                cited |= dict.fromkeys(run_ids)
+        return tuple(cited)
+
+    def first_cells(self, limit: int) -> tuple[CellView, ...]:
+        """The `limit` worst cells."""
+        return tuple(build_cell(cell) for cell in self.cells[:limit])
+
+
+def build_cell(cell: CellVerdict) -> CellView:
+    """The derived figures of one cell."""
+    return CellView(
+        source=cell,
+        slug=slug(cell.cell),
+        tone=OUTCOMES[cell.outcome][0],
+        base=next((arm for arm in cell.arms if arm.role == "base"), None),
+        head=next((arm for arm in cell.arms if arm.role == "head"), None),
+        traffic=tuple(traffic.build(arm) for arm in cell.arms),
+        comparisons=tuple(divergence.build(row) for row in cell.identity),
+        causes=_causes(cell),
+        simulated=tuple(arm.arm for arm in cell.arms if is_simulated(arm)),
+    )
+
+
+def is_simulated(arm: ArmView) -> bool:
+    """Whether an arm ran on a simulated card, whose uuid says so."""
+    return arm.uuid.startswith("SIM-") or arm.card.startswith("sim")
+
+
+def seams_of(arm: ArmView) -> str:
+    """Seams of an arm's decode step, from its gauge; the listed plan steps where the gauge is missing."""
+    value = traffic.reading(arm, "seams")
+    return f"{len(arm.seams)} listed" if isinstance(value, Missing) else str(value)
+
+
+def _severity(cell: CellVerdict) -> tuple[int, int]:
+    return _EXIT_ORDER.get(cell.exit_code, 0), _TONE_ORDER[OUTCOMES[cell.outcome][0]]
+
+
+def _causes(cell: CellVerdict) -> tuple[SeamCause, ...]:
+    counts: dict[tuple[str, str], Counter[str]] = {}
+    operators: dict[tuple[str, str], Counter[str]] = {}
+    for arm in cell.arms:
+        for seam in arm.seams:
+            cause = (seam.reason, seam.path)
+            counts.setdefault(cause, Counter())[arm.arm] += 1
+            operators.setdefault(cause, Counter())[seam.op] += 1
+    order = sorted(counts, key=lambda cause: -max(counts[cause].values()))
+    return tuple(
+        SeamCause(
+            reason,
+            path,
+            ", ".join(op for op, _ in operators[reason, path].most_common()),
+            tuple((arm.arm, counts[reason, path][arm.arm]) for arm in cell.arms),
+        )
+        for reason, path in order
+    )
