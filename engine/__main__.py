@@ -1,0 +1,168 @@
+"""The engine's own command line: `python -P -m engine run ...`; it runs alone on a GPU host."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+from engine import PROTOCOL
+from engine.config import DEVICES, POLICIES, RunRequest, parse_request, read_request
+from engine.errors import BadRequest, EngineError
+from engine.journal import Collected, Emit, to_fd
+from engine.run import execute
+from engine.show import show
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; the exit code. Expected errors are one line on stderr."""
+    try:
+        arguments = _parser().parse_args(argv)
+        code: int = arguments.command(arguments)
+    except EngineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return code
+
+
+class _Parser(argparse.ArgumentParser):
+    """Usage errors are bad requests, with the same exit code as any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadRequest(message, f"see `{self.prog} --help`")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="engine", description="Decode an ONNX model and count everything it did.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
+    run = commands.add_parser("run", help="generate greedily and print ids, counters, floors and equations")
+    run.set_defaults(command=_run)
+    run.add_argument("--request", type=Path, help="request file; replaces every option below but the fds and --json")
+    run.add_argument("--result-fd", type=int, help="write JSON lines to this file descriptor")
+    run.add_argument("--control-fd", type=int, help="end when this file descriptor closes")
+    run.add_argument("--model", help="model folder")
+    prompt = run.add_mutually_exclusive_group()
+    prompt.add_argument("--prompt", help="prompt text, through the model's tokenizer")
+    prompt.add_argument("--prompt-ids", help='prompt as token ids: "504 3575 282"')
+    run.add_argument("--tokens", type=int, default=32)
+    run.add_argument("--generations", type=int, default=1)
+    run.add_argument("--warmups", type=int, default=0)
+    run.add_argument("--ignore-eos", action="store_true")
+    run.add_argument("--device", default="auto", help=f"one of {', '.join(DEVICES)}")
+    run.add_argument("--weight-budget", help='bytes, or a share of all weights such as "50%%"')
+    run.add_argument("--vram-limit", type=int, help="bytes for weights, KV cache and workspace together")
+    run.add_argument("--policy", help=f"one of {', '.join(POLICIES)}")
+    run.add_argument("--capture", choices=("on", "off"))
+    run.add_argument("--granule", type=int, help="granule of the simulated device in bytes, a power of two")
+    run.add_argument("--prefill-chunk", type=int, help="most prompt tokens in one forward pass")
+    run.add_argument("--kv-capacity", type=int, help="positions to reserve KV addresses for")
+    run.add_argument("--json", action="store_true", help="print the JSON lines")
+    return parser
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.control_fd is not None:
+        _end_with(arguments.control_fd)
+    collected = Collected()
+    emit: Emit = collected if arguments.result_fd is None else to_fd(arguments.result_fd)
+    try:
+        request = read_request(arguments.request) if arguments.request else _from_options(arguments)
+    except BadRequest as error:
+        if arguments.result_fd is not None:
+            emit({"type": "error", "code": 10, "kind": error.kind, "message": error.message, "remedy": error.remedy})
+        raise
+    code = execute(request, emit, time.perf_counter_ns)
+    if arguments.result_fd is None:
+        _print(collected.lines, request, arguments.json)
+    return code
+
+
+def _print(lines: list[dict[str, Any]], request: RunRequest, as_json: bool) -> None:
+    if as_json:
+        for line in lines:
+            print(json.dumps(line))
+    else:
+        print(show(lines, lambda ids: _text(request.model, ids)))
+    for line in lines:
+        if line["type"] == "error":
+            remedy = f" ({line['remedy']})" if line["remedy"] else ""
+            print(f"error: {line['message']}{remedy}", file=sys.stderr)
+
+
+def _text(model: Path, ids: list[int]) -> str | None:
+    from engine import tokens
+
+    try:
+        return tokens.decode(model, ids)
+    except EngineError:
+        return None  # a model without a tokenizer still has ids
+
+
+def _from_options(arguments: argparse.Namespace) -> RunRequest:
+    if not arguments.model:
+        raise BadRequest("--model is missing", "give the model's folder")
+    config: dict[str, Any] = {
+        name: getattr(arguments, name)
+        for name in ("vram_limit", "policy", "granule", "prefill_chunk", "kv_capacity")
+        if getattr(arguments, name) is not None
+    }
+    if arguments.weight_budget is not None:
+        config["weight_budget"] = _whole(arguments.weight_budget)
+    if arguments.capture is not None:
+        config["capture"] = arguments.capture == "on"
+    return parse_request(
+        {
+            "protocol": PROTOCOL,
+            "model": arguments.model,
+            "prompt_ids": _prompt(arguments),
+            "tokens": arguments.tokens,
+            "generations": arguments.generations,
+            "warmups": arguments.warmups,
+            "ignore_eos": arguments.ignore_eos,
+            "device": arguments.device,
+            "config": config,
+        }
+    )
+
+
+def _prompt(arguments: argparse.Namespace) -> list[int]:
+    if arguments.prompt is not None:
+        from engine import tokens
+
+        if not arguments.prompt:
+            raise BadRequest("the prompt is empty", "give some text")
+        return list(tokens.encode(Path(arguments.model), arguments.prompt))
+    if arguments.prompt_ids is None:
+        raise BadRequest("no prompt", "give --prompt TEXT or --prompt-ids IDS")
+    ids = [_whole(word) for word in arguments.prompt_ids.replace(",", " ").split()]
+    wrong = [word for word in ids if not isinstance(word, int)]
+    if wrong:
+        raise BadRequest(f"prompt id {wrong[0]!r} is not a whole number", "token ids are whole numbers from 0")
+    return [word for word in ids if isinstance(word, int)]
+
+
+def _whole(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _end_with(control_fd: int) -> None:
+    """End this process when the parent's side of the pipe closes: an orphan must not hold a card."""
+
+    def wait() -> None:
+        while os.read(control_fd, 1):
+            pass
+        os._exit(143)
+
+    threading.Thread(target=wait, daemon=True, name="control").start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

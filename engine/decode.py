@@ -1,0 +1,210 @@
+"""Run plans on a device: bind steps to addresses, page weights in, capture and replay the one-token step."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.capture import CapturePlan, cut
+from engine.counters import Tally
+from engine.device.base import Device, Launch, Placed, Recorded
+from engine.errors import NonFiniteLogits
+from engine.graph import DTYPES, Graph
+from engine.kv import KvCache
+from engine.paging.pager import Pager
+from engine.plan import Operand, Plan, Step
+
+_GAP_BYTES, _LENGTH_BYTES, _ID_BYTES = 8, 8, 8
+"""The control block: length, then gap (float32, padded), then ids; so one copy brings gap and token together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """One token: its id and the gap between the two best logits."""
+
+    token: int
+    gap: float
+
+
+class Decoder:
+    """One sequence on one device. `plans` maps rows to a plan; 1 is the decode step."""
+
+    def __init__(
+        self,
+        device: Device,
+        graph: Graph,
+        plans: Mapping[int, Plan],
+        pager: Pager,
+        kv: KvCache,
+        capture: bool,
+        tally: Tally,
+    ) -> None:
+        self._device = device
+        self.profile = device.profile
+        self._plans = plans
+        self._pager = pager
+        self._kv = kv
+        self._tally = tally
+        self._length = 0
+        self._control = device.alloc(_LENGTH_BYTES + _GAP_BYTES + _ID_BYTES * max(plans), "control block")
+        self._workspace = device.alloc(max(p.workspace_bytes for p in plans.values()), "workspace")
+        self._constants = [device.alloc(c.nbytes, f"constant {c.name}") for c in plans[1].constants]
+        for address, constant in zip(self._constants, plans[1].constants, strict=True):
+            device.copy_in(address, constant.data)
+        self._launches: dict[tuple[int, int, tuple[int, ...]], Launch] = {}
+        self._host = {name: weight.array() for name, weight in graph.weights.items()}
+        self.capture_plan: CapturePlan | None = cut(plans[1], pager.steady) if capture else None
+        self._warm = False
+        self._recorded: list[Recorded | None] | None = None
+        if self.capture_plan is not None:
+            tally.set("segments", self.capture_plan.captured)
+            tally.set("seams", self.capture_plan.seam_runs)
+            tally.set("seam_nodes", len(self.capture_plan.seams))
+
+    def reset(self) -> None:
+        """Begin a new sequence: no position is cached."""
+        self._length = 0
+        self._device.copy_in(self._control, np.zeros(1, np.int64))
+
+    def prefill(self, ids: Sequence[int], chunk: int) -> Emitted:
+        """Feed a prompt in chunks of at most `chunk` tokens; the token that follows it."""
+        emitted = None
+        for start in range(0, len(ids), chunk):
+            part = ids[start : start + chunk]
+            self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray(part, np.int64))
+            emitted = self._forward(len(part))
+        assert emitted is not None, "an empty prompt was refused before"
+        return emitted
+
+    def step(self) -> Emitted:
+        """Feed the token that was chosen last, which stands on the device; the one that follows it."""
+        return self._forward(1)
+
+    def close(self) -> None:
+        """Free what the decoder allocated."""
+        for address in (self._control, self._workspace, *self._constants):
+            self._device.free(address)
+
+    def _forward(self, rows: int) -> Emitted:
+        plan = self._plans[rows]
+        self._kv.ensure(self._length + rows)
+        before = self._device.tally.read()
+        if rows == 1:
+            replayed = self._one_token(plan)
+        else:
+            self._eager(plan, plan.steps)
+            replayed = False
+        self._length += rows
+        self._account(plan, before, replayed)
+        raw = self._device.copy_out(self._control + _LENGTH_BYTES, _GAP_BYTES + _ID_BYTES)
+        gap, token = struct.unpack("<f4xq", raw)
+        if math.isnan(gap):
+            raise NonFiniteLogits(
+                f"logits at position {self._length - 1} are not finite", "the run's tokens cannot be used"
+            )
+        return Emitted(token, gap)
+
+    def _account(self, plan: Plan, before: Mapping[str, int | float], replayed: bool) -> None:
+        self._tally.add("forward_steps")
+        self._tally.add("touches", plan.touches)
+        self._tally.add("gather_bytes", plan.gather_bytes)
+        after = self._device.tally.read()
+        if plan.rows == 1:
+            self._tally.add("decode_steps")
+            self._tally.add("alloc_calls_steady", int(after["alloc_calls"] - before["alloc_calls"]))
+        if replayed:
+            self._tally.add("vmm_calls_steady", int(after.get("vmm_calls", 0) - before.get("vmm_calls", 0)))
+
+    def _one_token(self, plan: Plan) -> bool:
+        """Warm, record or replay; whether the step replayed a graph."""
+        if self.capture_plan is None:
+            self._eager(plan, plan.steps)
+        elif not self.capture_plan.captured:
+            self._eager(plan, plan.steps)
+            self._tally.add("fallbacks")
+        elif not self._warm:
+            self._eager(plan, plan.steps)
+            self._warm = True
+            self._tally.add("warm_steps")
+        elif self._recorded is None:
+            self._record(plan, self.capture_plan)
+            self._tally.add("captures")
+        else:
+            self._replay(plan, self.capture_plan, self._recorded)
+            self._tally.add("replays")
+            return True
+        return False
+
+    def _record(self, plan: Plan, capture: CapturePlan) -> None:
+        recorded: list[Recorded | None] = []
+        for segment in capture.segments:
+            if not segment.captured:
+                self._eager(plan, segment.steps)
+                recorded.append(None)
+                continue
+            launches = [self._bind(plan, s, tuple(self._pager.touch(k) for k in s.keys)) for s in segment.steps]
+            self._device.begin_capture()
+            for launch in launches:
+                self._device.launch(launch)
+            graph = self._device.end_capture()
+            self._device.replay(graph)
+            self._pager.release()
+            recorded.append(graph)
+        self._recorded = recorded
+        self._tally_nodes()
+
+    def _replay(self, plan: Plan, capture: CapturePlan, recorded: list[Recorded | None]) -> None:
+        for segment, graph in zip(capture.segments, recorded, strict=True):
+            if graph is None:
+                self._eager(plan, segment.steps)
+                continue
+            for key in segment.keys:  # steady keys keep their addresses, so the baked ones hold
+                self._pager.touch(key)
+            self._device.replay(graph)
+            self._pager.release()
+
+    def _eager(self, plan: Plan, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self._device.launch(self._bind(plan, step, tuple(self._pager.touch(k) for k in step.keys)))
+            self._pager.release()
+
+    def _tally_nodes(self) -> None:
+        nodes = sum(g.nodes for g in self._recorded or () if g is not None)
+        self._device.tally.set("graph_nodes", nodes)
+
+    def _bind(self, plan: Plan, step: Step, keys: tuple[int, ...]) -> Launch:
+        """A step at its addresses; the same step at the same addresses is one launch."""
+        name = (plan.rows, step.index, keys)
+        launch = self._launches.get(name)
+        if launch is None:
+            places = iter(keys)
+            launch = Launch(step, tuple(self._place(plan, o, places) for o in step.operands))
+            self._launches[name] = launch
+        return launch
+
+    def _place(self, plan: Plan, operand: Operand, keys: Any) -> Placed:
+        ref = operand.ref
+        nbytes = int(np.prod(ref.shape, dtype=np.int64)) * DTYPES[ref.dtype].itemsize
+        match ref.kind:
+            case "key":
+                return Placed(operand, next(keys), nbytes)
+            case "buffer":
+                address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
+                return Placed(operand, address, nbytes)
+            case "constant":
+                return Placed(operand, self._constants[ref.index], nbytes)
+            case "kv_key" | "kv_value":
+                what = "key" if ref.kind == "kv_key" else "value"
+                return Placed(
+                    operand, self._kv.address(ref.index, what), self._kv.geometry.token_bytes * self._kv.capacity
+                )
+            case "host":
+                return Placed(operand, 0, nbytes, self._host[ref.name])
+            case "control":
+                offsets = {"length": 0, "gap": _LENGTH_BYTES, "ids": _LENGTH_BYTES + _GAP_BYTES}
+                return Placed(operand, self._control + offsets[ref.name], nbytes)

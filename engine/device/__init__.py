@@ -1,0 +1,1 @@
+"""Devices behind one narrow seam: the simulator now, CUDA next to it."""

@@ -1,0 +1,154 @@
+"""The seam between the engine and a device: about fifteen verbs, all on plain addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from engine.counters import Tally
+from engine.plan import Operand, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Measured rates of a card, which floors and the modelled clock are computed from; bytes per second and ns."""
+
+    name: str
+    link_bytes_per_s: float
+    memory_bytes_per_s: float
+    node_ns: float
+    launch_ns: float
+    map_ns: float
+
+
+H200 = Profile("h200-measured-2026-11-29", 55.4e9, 4343e9, 530.0, 5700.0, 27_400.0)
+"""One NVIDIA H200: pinned copy host to device in one piece, plain read by a kernel, node of a graph, launch from
+Python, map and set-access of a granule."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Granule:
+    """A physical granule; equal only to itself, since an address seen again may hold another one."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """What a range of device memory holds: a key, whole. Poison and partial fills have no tag."""
+
+    key: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An operand at its address."""
+
+    operand: Operand
+    address: int
+    nbytes: int
+    host: NDArray[Any] | None = None
+    """The host array, where the kernel reads host memory in place."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launch:
+    """A step bound to addresses: what a graph node bakes in."""
+
+    step: Step
+    placed: tuple[Placed, ...]
+
+
+class Recorded(Protocol):
+    """A captured graph."""
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        ...
+
+
+class Device(Protocol):
+    """Verbs of a device. All sizes are bytes, all addresses plain numbers; `tally` counts the device's own calls."""
+
+    kind: str
+    name: str
+    uuid: str
+    driver: str
+    granule_bytes: int
+    profile: Profile
+    tally: Tally
+
+    def reserve(self, nbytes: int) -> int:
+        """Reserve addresses (whole granules); nothing is mapped yet."""
+        ...
+
+    def unreserve(self, address: int) -> None:
+        """Give a reservation back. Raises DeviceFailure while anything is mapped in it."""
+        ...
+
+    def create(self) -> Granule:
+        """A physical granule. Raises OutOfMemory."""
+        ...
+
+    def destroy(self, granule: Granule) -> None:
+        """Give a physical granule back. Raises DeviceFailure while it is mapped."""
+        ...
+
+    def map(self, address: int, granule: Granule) -> None:
+        """Map a granule, readable and writable. Raises DeviceFailure where something is mapped already."""
+        ...
+
+    def unmap(self, address: int) -> Granule:
+        """Unmap the granule at an address. Raises DeviceFailure where nothing is mapped."""
+        ...
+
+    def alloc(self, nbytes: int, what: str) -> int:
+        """Plain device memory outside the granules."""
+        ...
+
+    def free(self, address: int) -> None:
+        """Give plain memory back."""
+        ...
+
+    def copy_in(self, address: int, source: NDArray[Any], tag: Tag | None = None) -> None:
+        """Copy host bytes to the device; `tag` says what they are."""
+        ...
+
+    def copy_out(self, address: int, nbytes: int) -> bytes:
+        """Read device bytes on the host, after all work before it."""
+        ...
+
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Set device bytes."""
+        ...
+
+    def launch(self, launch: Launch) -> None:
+        """Run a step, or record it while a capture is open."""
+        ...
+
+    def begin_capture(self) -> None:
+        """Record what is launched from here on instead of running it."""
+        ...
+
+    def end_capture(self) -> Recorded:
+        """Close the recording."""
+        ...
+
+    def replay(self, graph: Recorded) -> None:
+        """Run a recording once."""
+        ...
+
+
+class Feed(Protocol):
+    """What a device needs to know of a launch's host operands: arrays by weight name."""
+
+    def host_array(self, name: str) -> NDArray[Any]:
+        """The host array of an initialiser."""
+        ...
+
+
+Launches = Sequence[Launch]

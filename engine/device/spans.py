@@ -1,0 +1,36 @@
+"""Which bytes hold what: spans of addresses with a tag, kept disjoint."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from engine.device.base import Tag
+
+
+class Spans:
+    """Disjoint half-open spans [start, end), each with a tag; a later span cuts what it overlaps."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._spans: dict[int, tuple[int, Tag]] = {}
+
+    def put(self, start: int, end: int, tag: Tag) -> None:
+        """Say that [start, end) now holds `tag`; whatever overlapped it is no longer whole and goes."""
+        self.drop(start, end)
+        self._starts.insert(bisect_left(self._starts, start), start)
+        self._spans[start] = (end, tag)
+
+    def drop(self, start: int, end: int) -> None:
+        """Forget every span that overlaps [start, end): a part overwritten or unmapped is no whole any more."""
+        first = bisect_right(self._starts, start) - 1
+        if first < 0 or self._spans[self._starts[first]][0] <= start:
+            first += 1
+        last = bisect_left(self._starts, end)
+        for gone in self._starts[first:last]:
+            del self._spans[gone]
+        del self._starts[first:last]
+
+    def whole(self, start: int, end: int) -> Tag | None:
+        """The tag of exactly [start, end), or None where that is not one whole span."""
+        found = self._spans.get(start)
+        return found[1] if found is not None and found[0] == end else None

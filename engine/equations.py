@@ -1,0 +1,124 @@
+"""The equations that one run's counters must satisfy; named as in the reference digest, section 1.5, appendix A."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Relation = Literal["==", "<=", ">="]
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One equation as evaluated: lhs `relation` rhs."""
+
+    name: str
+    text: str
+    relation: Relation
+    lhs: int
+    rhs: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is true."""
+        match self.relation:
+            case "==":
+                return self.lhs == self.rhs
+            case "<=":
+                return self.lhs <= self.rhs
+            case ">=":
+                return self.lhs >= self.rhs
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Per-key sums, taken from the traffic table and not from the counters that they are held against."""
+
+    hits: int
+    retained: int
+    bypassed: int
+    bypassed_bytes: int
+    evicted: int
+
+
+def evaluate(
+    counters: Mapping[str, int | float], facts: Mapping[str, int | float | str], sums: Sums, capture: bool
+) -> tuple[Equation, ...]:
+    """All equations over a process's whole life, warm-ups included."""
+
+    def c(name: str) -> int:
+        return int(counters.get(name, 0))
+
+    def f(name: str) -> int:
+        return int(facts[name])
+
+    rows = [
+        Equation("W1", "hits + page_ins == touches", "==", c("hits") + c("page_ins"), c("touches")),
+        Equation(
+            "W1p",
+            "touches == touches_per_step * forward_steps",
+            "==",
+            c("touches"),
+            f("touches_per_step") * c("forward_steps"),
+        ),
+        Equation(
+            "W2",
+            "page_ins == retained + bypassed + staged",
+            "==",
+            c("page_ins"),
+            c("retained_page_ins") + c("bypassed_page_ins") + c("staged_page_ins"),
+        ),
+        Equation("W2h", "hits == sum over keys", "==", c("hits"), sums.hits),
+        Equation("W2r", "retained == sum over keys", "==", c("retained_page_ins"), sums.retained),
+        Equation("W2b", "bypassed == sum over keys", "==", c("bypassed_page_ins"), sums.bypassed),
+        Equation(
+            "W3",
+            "retained - evictions == resident keys",
+            "==",
+            c("retained_page_ins") - c("evictions"),
+            c("resident_keys"),
+        ),
+        Equation(
+            "W4",
+            "hit_bytes + htod_bytes == requested bytes",
+            "==",
+            c("hit_bytes") + c("htod_bytes"),
+            f("requested_bytes_per_step") * c("forward_steps"),
+        ),
+        Equation(
+            "W6",
+            "htod_bytes == retained + bypassed + staged bytes",
+            "==",
+            c("htod_bytes"),
+            c("retained_bytes") + c("bypassed_page_in_bytes") + c("staged_bytes"),
+        ),
+        Equation("W7", "bypassed bytes == sum over keys", "==", c("bypassed_page_in_bytes"), sums.bypassed_bytes),
+        Equation("W10", "device's own copied bytes == htod_bytes", "==", c("device_htod_bytes"), c("htod_bytes")),
+        Equation("W11", "weights mapped at peak <= capacity", "<=", f("peak_weight_mapped_bytes"), f("capacity_bytes")),
+        Equation("W12", "ledger faults == 0", "==", sum(c(n) for n in _FAULTS), 0),
+        Equation("A8", "content resident <= mapped", "<=", c("content_resident_bytes"), c("mapped_physical_bytes")),
+        Equation(
+            "A8o",
+            "mapped + free == owned",
+            "==",
+            c("mapped_physical_bytes") + c("kv_committed_bytes") + f("pool_free_bytes"),
+            c("physical_owned_bytes"),
+        ),
+        Equation(
+            "A18", "KV committed >= bytes per token * longest", ">=", c("kv_committed_bytes"), f("kv_needed_bytes")
+        ),
+        Equation("L0", "granules mapped after close == 0", "==", f("mapped_after_close_bytes"), 0),
+        Equation("L1", "granules owned after close == 0", "==", f("owned_after_close_bytes"), 0),
+    ]
+    if f("resident") == 1:
+        rows.append(Equation("W13", "all fits: page_ins == keys", "==", c("page_ins"), f("keys")))
+    if capture:
+        parts = c("warm_steps") + c("captures") + c("replays") + c("fallbacks")
+        rows.append(
+            Equation("C1", "one-token steps == warm + captures + replays + fallbacks", "==", c("decode_steps"), parts)
+        )
+    return tuple(rows)
+
+
+_FAULTS = ("ref_underflows", "unaccounted_bytes", "quarantined_bytes", "oversubscribed_bytes")

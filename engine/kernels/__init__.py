@@ -1,0 +1,52 @@
+"""Kernels: each with its NumPy reference, which the simulator runs and device kernels are held against.
+
+Compute is in float32; float16 and bfloat16 results are rounded once, where a kernel writes its output. The order of
+every sum depends on op, dtype and logical length only: rows are computed one at a time by the one-row form, so that a
+token's numbers do not depend on how many came with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Arrays = Mapping[str, Array]
+Params = Mapping[str, Any]
+
+_FAMILIES = ("attention", "elementwise", "embedding", "matmul", "norm", "sampling")
+_KERNELS: dict[str, KernelDef] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelDef:
+    """A kernel: `run` writes its outputs in place.
+
+    `weights` are operands that `decode` turns into one float32 array, handed to `run` as "decoded": what a device
+    kernel would decode on the fly, kept apart here so that the simulator may keep it beside the bytes it came from.
+    """
+
+    name: str
+    run: Callable[[Arrays, Params], None]
+    weights: tuple[str, ...] = ()
+    decode: Callable[[Arrays, Params], Array] | None = None
+
+
+def define(kernel: KernelDef) -> KernelDef:
+    """Register a kernel under its name."""
+    assert kernel.name not in _KERNELS, kernel.name
+    _KERNELS[kernel.name] = kernel
+    return kernel
+
+
+@cache
+def get(name: str) -> KernelDef:
+    """The kernel of that name."""
+    for family in _FAMILIES:
+        import_module(f"engine.kernels.{family}")
+    return _KERNELS[name]

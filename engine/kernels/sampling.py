@@ -1,0 +1,31 @@
+"""Greedy choice on the device, and the step's end."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.kernels import Arrays, KernelDef, Params, define
+
+
+def run_argmax(a: Arrays, _: Params) -> None:
+    """ids[0] = index of the largest logit of the last row, ties to the lowest; gap = best minus second best.
+
+    A logit that is not finite makes the gap NaN, whatever was largest.
+    """
+    row = a["logits"].reshape(-1, a["logits"].shape[-1])[-1].astype(np.float32, copy=False)
+    best = int(np.argmax(row))
+    a["ids"].reshape(-1)[0] = best
+    if not np.isfinite(row).all():
+        a["gap"][0] = np.float32(np.nan)
+        return
+    rest = max((part.max() for part in (row[:best], row[best + 1 :]) if part.size), default=np.float32(-np.inf))
+    a["gap"][0] = row[best] - rest
+
+
+def run_advance(a: Arrays, p: Params) -> None:
+    """length += rows: the only number that grows from token to token."""
+    a["length"][0] += p["rows"]
+
+
+define(KernelDef("argmax", run_argmax))
+define(KernelDef("advance", run_advance))

@@ -1,0 +1,69 @@
+"""Embedding look-ups: rows read in place from the table, which is no touch."""
+
+from __future__ import annotations
+
+from engine.graph import DTYPES, Node
+from engine.lower import Const, Ids, LengthValue, Lowering, MaskShape, Refusal
+from engine.ops import op
+from engine.ops.matmul import FLOATS
+from engine.plan import Operand, Ref
+
+
+@op("", "Gather")
+def gather(b: Lowering, node: Node) -> None:
+    """Rows of a float table by token id; or the total length out of the mask's shape."""
+    data = b.value(node.input(0))
+    if isinstance(data, MaskShape):
+        _gather_length(b, node)
+        return
+    table = b.weight(node, 0)
+    if not isinstance(b.value(node.input(1)), Ids) or node.attributes.get("axis", 0) != 0:
+        raise Refusal("only rows of a table by the token ids are served")
+    if len(table.shape) != 2 or table.weight.dtype not in FLOATS:
+        raise Refusal(f"table {table.weight.dtype}{list(table.shape)} is not a float matrix")
+    rows, width = table.shape
+    y = b.make(node.output(0), table.weight.dtype, (1, b.rows, width))
+    row_bytes = width * DTYPES[table.weight.dtype].itemsize
+    operands = (Operand("ids", _ids(b)), Operand("table", b.host(table)), Operand("y", y.ref, "w"))
+    b.emit(node, "gather_rows", operands, {"rows": rows}, gather_bytes=b.rows * row_bytes)
+
+
+@op("com.microsoft", "GatherBlockQuantized")
+def gather_block_quantized(b: Lowering, node: Node) -> None:
+    """Rows of a block-quantised table by token id: (code - zero point) * scale per block of the last axis."""
+    table, scales = b.weight(node, 0), b.weight(node, 2)
+    a = node.attributes
+    bits, block = int(a.get("bits", 4)), int(a.get("block_size", 128))
+    if not isinstance(b.value(node.input(1)), Ids) or a.get("gather_axis", 0) != 0 or a.get("quantize_axis", 1) != 1:
+        raise Refusal("only rows by the token ids, quantised along the last axis, are served")
+    if table.weight.dtype != "uint8" or bits not in (4, 8) or len(table.shape) != 2:
+        raise Refusal(f"table {table.weight.dtype}{list(table.shape)} with {bits} bits is not served")
+    if node.input(3):
+        raise Refusal("zero points of an embedding table are not served")
+    rows, row_bytes = table.shape
+    width = row_bytes * 8 // bits
+    blocks = -(-width // block)
+    if scales.weight.nbytes != rows * blocks * DTYPES[scales.weight.dtype].itemsize:
+        raise Refusal(f"scales {list(scales.shape)} do not fit {rows} rows of {blocks} blocks")
+    y = b.make(node.output(0), scales.weight.dtype, (1, b.rows, width))
+    read = b.rows * (row_bytes + blocks * DTYPES[scales.weight.dtype].itemsize)
+    flat = b.host(scales)
+    operands = (
+        Operand("ids", _ids(b)),
+        Operand("table", b.host(table)),
+        Operand("scales", Ref(flat.kind, flat.index, flat.dtype, (rows, blocks), flat.name)),
+        Operand("y", y.ref, "w"),
+    )
+    params = {"rows": rows, "width": width, "bits": bits, "block": block}
+    b.emit(node, "gather_block_quantized", operands, params, gather_bytes=read)
+
+
+def _gather_length(b: Lowering, node: Node) -> None:
+    index = b.value(node.input(1))
+    if not isinstance(index, Const) or index.array.size != 1 or int(index.array.reshape(-1)[0]) not in (1, -1):
+        raise Refusal("only the mask's last dimension is served")
+    b.set(node.output(0), LengthValue(0))
+
+
+def _ids(b: Lowering) -> Ref:
+    return Ref("control", -1, "int64", (1, b.rows), "ids")

@@ -1,0 +1,1 @@
+"""Weights under a budget: policies decide, the pager acts, the ledger audits."""

@@ -1,0 +1,99 @@
+"""The ledger: granules charged to owners. It counts and reports faults; it never asserts in a finalizer."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from engine.counters import Tally
+from engine.device.base import Device, Granule
+
+Owner = Literal["weights", "kv"]
+
+
+class Ledger:
+    """Two accounts that must not be mixed: granules mapped (by owner) and granules owned by the pool."""
+
+    def __init__(self, granule_bytes: int, limit_bytes: int | None, tally: Tally) -> None:
+        self.granule_bytes = granule_bytes
+        self.limit_bytes = limit_bytes
+        self._tally = tally
+        self._mapped: dict[Owner, int] = {"weights": 0, "kv": 0}
+        self._owned = 0
+        self._peak_weights = 0
+        self.publish()
+
+    def charge(self, owner: Owner) -> None:
+        """One granule was mapped for `owner`."""
+        self._mapped[owner] += 1
+        self.publish()
+
+    def refund(self, owner: Owner) -> None:
+        """One granule of `owner` was unmapped."""
+        if self._mapped[owner] == 0:
+            self._tally.add("ref_underflows")
+            return
+        self._mapped[owner] -= 1
+        self.publish()
+
+    def own(self, change: int) -> None:
+        """The pool holds `change` granules more (or fewer)."""
+        self._owned += change
+        self.publish()
+
+    def mapped_bytes(self, owner: Owner) -> int:
+        """Bytes mapped for an owner, in whole granules."""
+        return self._mapped[owner] * self.granule_bytes
+
+    @property
+    def peak_weight_bytes(self) -> int:
+        """The most that was ever mapped for weights."""
+        return self._peak_weights * self.granule_bytes
+
+    @property
+    def owned_bytes(self) -> int:
+        """Bytes of every granule the pool holds, mapped or not."""
+        return self._owned * self.granule_bytes
+
+    def publish(self) -> None:
+        """Write gauges and peaks."""
+        self._peak_weights = max(self._peak_weights, self._mapped["weights"])
+        mapped = sum(self._mapped.values()) * self.granule_bytes
+        self._tally.set("mapped_physical_bytes", self.mapped_bytes("weights"))
+        self._tally.set("kv_committed_bytes", self.mapped_bytes("kv"))
+        self._tally.set("physical_owned_bytes", self.owned_bytes)
+        self._tally.high("peak_committed_bytes", mapped)
+        self._tally.high("oversubscribed_bytes", max(0, mapped - self.limit_bytes) if self.limit_bytes else 0)
+
+
+class Pool:
+    """Physical granules: created on demand, kept when unmapped, given back at the end."""
+
+    def __init__(self, device: Device, ledger: Ledger) -> None:
+        self._device = device
+        self._ledger = ledger
+        self._free: list[Granule] = []
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes owned but unmapped."""
+        return len(self._free) * self._ledger.granule_bytes
+
+    def take(self) -> Granule:
+        """A granule to map. Raises OutOfMemory when the device has none left."""
+        if self._free:
+            self._device.tally.add("pool_hits")
+            return self._free.pop()
+        granule = self._device.create()
+        self._device.tally.add("pool_creates")
+        self._ledger.own(1)
+        return granule
+
+    def give(self, granule: Granule) -> None:
+        """A granule that was unmapped."""
+        self._free.append(granule)
+
+    def close(self) -> None:
+        """Give every free granule back to the device."""
+        while self._free:
+            self._device.destroy(self._free.pop())
+            self._ledger.own(-1)

@@ -1,0 +1,276 @@
+"""The pager acts: it maps, fills and evicts keys as the policy decides, and counts what it did.
+
+Every key has addresses of its own in one packed arena, reserved once: a key that comes back comes back to the same
+place. A granule shared by neighbours is mapped while any of them is in.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.counters import Tally
+from engine.device.base import Device, Tag
+from engine.errors import Refused
+from engine.paging.ledger import Ledger, Pool
+from engine.paging.policy import KeyView, Room, Setting, aligned, make
+from engine.plan import Key, Plan
+
+
+@dataclass(slots=True)
+class KeyTraffic:
+    """What one key did over a run."""
+
+    hits: int = 0
+    retained: int = 0
+    bypassed: int = 0
+    evicted: int = 0
+
+
+class Pager:
+    """Residency of a plan's keys under a budget in bytes (None: no bound)."""
+
+    def __init__(
+        self,
+        device: Device,
+        plan: Plan,
+        policy: str,
+        budget_bytes: int | None,
+        ledger: Ledger,
+        pool: Pool,
+        tally: Tally,
+    ) -> None:
+        self._device = device
+        self._keys = plan.keys
+        self._ledger = ledger
+        self._pool = pool
+        self._tally = tally
+        self._granule = device.granule_bytes
+        self._views = _pack(plan.keys, self._granule)
+        arena = max((v.last for v in self._views), default=-1) + 1
+        self.capacity = arena if budget_bytes is None else min(arena, budget_bytes // self._granule)
+        self.fits = arena <= self.capacity
+        steps = [s.keys for s in plan.steps if s.keys]
+        _refuse_small(plan, self._views, steps, self.capacity, budget_bytes, self._granule)
+        name = "lru" if self.fits else policy
+        self._policy = make(name, Setting(self._views, steps, self.capacity, self._granule))
+        self._base = device.reserve(max(arena, 1) * self._granule)
+        self._references = [0] * arena
+        self._resident: OrderedDict[int, KeyView] = OrderedDict()
+        self._content = 0  # bytes of resident keys
+        self._passing: list[KeyView] = []  # bypasses of the step in flight
+        self._in_slot: dict[int, int] = {}  # key -> address, of the step in flight
+        self._pinned: set[int] = set()
+        self._offsets = _offsets(plan.keys)
+        self.traffic = [KeyTraffic() for _ in plan.keys]
+        self._slot, self._slot_used = self._map_slot(self._policy.slot_granules), 0
+        self._publish()
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The budget in whole granules."""
+        return self.capacity * self._granule
+
+    def steady(self, key: int) -> bool:
+        """Whether a key, once in, is never evicted, so that a graph may read it without asking."""
+        return self.fits or key in self._policy.steady()
+
+    def resident(self, key: int) -> bool:
+        """Whether the key is in now."""
+        return key in self._resident
+
+    def touch(self, key: int) -> int:
+        """One step reads `key`: make it readable and return its address. It stays pinned until `release`."""
+        if key in self._in_slot:  # the same key twice in one step
+            self._hit(key)
+            return self._in_slot[key]
+        if key in self._resident:
+            self._hit(key)
+            self._pinned.add(key)
+            return self._base + self._offsets[key]
+        return self._page_in(self._views[key])
+
+    def release(self) -> None:
+        """The step is over: bypasses go, pins are lifted."""
+        for view in self._passing:
+            self._unmap(view)
+        self._passing.clear()
+        self._in_slot.clear()
+        self._slot_used = 0
+        self._pinned.clear()
+
+    def close(self) -> None:
+        """Unmap everything and give addresses and granules back; the ledger must then stand at zero."""
+        self.release()
+        for view in list(self._resident.values()):
+            self._unmap(view)
+        self._resident.clear()
+        self._content = 0
+        if self._slot is not None:
+            for i in range(self._policy.slot_granules):
+                self._pool.give(self._device.unmap(self._slot + i * self._granule))
+                self._ledger.refund("weights")
+            self._device.unreserve(self._slot)
+            self._slot = None
+        self._device.unreserve(self._base)
+        self._publish()
+
+    def _page_in(self, view: KeyView) -> int:
+        key = self._keys[view.index]
+        evictable = list(self._resident.values())
+        if self._pinned:  # they were read last, so they stand at the end
+            del evictable[-len(self._pinned) :]
+        decision = self._policy.admit(view, self._room(view), evictable)
+        self._tally.add("page_ins")
+        self._tally.add("htod_bytes", key.nbytes)
+        if decision == "slot":
+            return self._through_slot(view)
+        self._make_room(view, evictable)
+        address = self._base + self._offsets[view.index]
+        self._map(view)
+        self._device.copy_in(address, key.weight.data, Tag(view.index))
+        if decision == "retain":
+            self._resident[view.index] = view
+            self._content += view.nbytes
+            self._pinned.add(view.index)
+            self.traffic[view.index].retained += 1
+            self._tally.add("retained_page_ins")
+            self._tally.add("retained_bytes", key.nbytes)
+            self._publish()
+        else:
+            self._passing.append(view)
+            self._in_slot[view.index] = address
+            self._count_bypass(view)
+        return address
+
+    def _through_slot(self, view: KeyView) -> int:
+        assert self._slot is not None
+        address = self._slot + self._slot_used
+        self._slot_used += aligned(view.nbytes)
+        assert self._slot_used <= self._policy.slot_granules * self._granule, "slot sized below its widest step"
+        self._device.copy_in(address, self._keys[view.index].weight.data, Tag(view.index))
+        self._in_slot[view.index] = address
+        self._count_bypass(view)
+        return address
+
+    def _count_bypass(self, view: KeyView) -> None:
+        self.traffic[view.index].bypassed += 1
+        self._tally.add("bypassed_page_ins")
+        self._tally.add("bypassed_page_in_bytes", view.nbytes)
+
+    def _make_room(self, view: KeyView, evictable: Sequence[KeyView]) -> None:
+        if self._room(view).fits:
+            return
+        for victim in self._policy.victims(view, evictable):
+            before = self._ledger.mapped_bytes("weights")
+            self._evict(victim)
+            if self._ledger.mapped_bytes("weights") == before:
+                self._tally.add("admission_no_progress")
+            if self._room(view).fits:
+                return
+        raise Refused(
+            f"no room for key {self._keys[view.index].name}: {self._room(view).needed * self._granule} bytes needed, "
+            f"{self._room(view).free * self._granule} free and nothing left to evict",
+            "raise the weight budget",
+        )
+
+    def _evict(self, victim: KeyView) -> None:
+        del self._resident[victim.index]
+        self._content -= victim.nbytes
+        self._unmap(victim)
+        self.traffic[victim.index].evicted += 1
+        self._tally.add("evictions")
+        self._tally.add("evicted_bytes", victim.nbytes)
+        self._publish()
+
+    def _hit(self, key: int) -> None:
+        if key in self._resident:
+            self._resident.move_to_end(key)
+        self.traffic[key].hits += 1
+        self._tally.add("hits")
+        self._tally.add("hit_bytes", self._keys[key].nbytes)
+
+    def _room(self, view: KeyView) -> Room:
+        mapped = self._ledger.mapped_bytes("weights") // self._granule
+        needed = sum(1 for g in range(view.first, view.last + 1) if self._references[g] == 0)
+        return Room(self.capacity - mapped, needed)
+
+    def _map(self, view: KeyView) -> None:
+        for g in range(view.first, view.last + 1):
+            if self._references[g] == 0:
+                self._device.map(self._base + g * self._granule, self._pool.take())
+                self._ledger.charge("weights")
+            self._references[g] += 1
+
+    def _unmap(self, view: KeyView) -> None:
+        for g in range(view.first, view.last + 1):
+            self._references[g] -= 1
+            if self._references[g] == 0:
+                self._pool.give(self._device.unmap(self._base + g * self._granule))
+                self._ledger.refund("weights")
+
+    def _map_slot(self, granules: int) -> int | None:
+        if granules == 0:
+            return None
+        slot = self._device.reserve(granules * self._granule)
+        for i in range(granules):
+            self._device.map(slot + i * self._granule, self._pool.take())
+            self._ledger.charge("weights")
+        return slot
+
+    def _publish(self) -> None:
+        self._tally.set("resident_keys", len(self._resident))
+        self._tally.set("content_resident_bytes", self._content)
+        self._tally.high("peak_resident_bytes", self._content)
+
+
+def _offsets(keys: Sequence[Key]) -> list[int]:
+    offsets, at = [], 0
+    for key in keys:
+        offsets.append(at)
+        at += aligned(key.nbytes)
+    return offsets
+
+
+def _pack(keys: Sequence[Key], granule: int) -> tuple[KeyView, ...]:
+    return tuple(
+        KeyView(key.index, key.nbytes, at // granule, (at + max(key.nbytes, 1) - 1) // granule)
+        for key, at in zip(keys, _offsets(keys), strict=True)
+    )
+
+
+def _refuse_small(
+    plan: Plan,
+    views: Sequence[KeyView],
+    steps: Sequence[Sequence[int]],
+    capacity: int,
+    budget: int | None,
+    granule: int,
+) -> None:
+    if budget is None:
+        return
+    largest = max(plan.keys, key=lambda k: k.nbytes)
+    if budget < largest.nbytes:
+        raise Refused(
+            f"weight budget {budget} bytes is below the largest key {largest.name}: {largest.nbytes} bytes",
+            f"give at least {minimum_budget(plan, granule)} bytes",
+        )
+    needed = _widest_step(views, steps)
+    if capacity < needed:
+        raise Refused(
+            f"weight budget {budget} bytes holds {capacity} granules of {granule} bytes, "
+            f"below the {needed} granules ({needed * granule} bytes) of the widest step",
+            f"give at least {minimum_budget(plan, granule)} bytes",
+        )
+
+
+def minimum_budget(plan: Plan, granule: int) -> int:
+    """The smallest weight budget, in bytes, that this plan runs under with any policy."""
+    views = _pack(plan.keys, granule)
+    return _widest_step(views, [s.keys for s in plan.steps]) * granule
+
+
+def _widest_step(views: Sequence[KeyView], steps: Sequence[Sequence[int]]) -> int:
+    """Granules of the step whose keys span the most, as the arena packs them."""
+    return max((len({g for k in s for g in range(views[k].first, views[k].last + 1)}) for s in steps), default=0)

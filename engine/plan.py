@@ -1,0 +1,166 @@
+"""A plan is data: the steps of one forward pass, each with its kernel, operands, touches and capture rule.
+
+Simulator, CUDA backend, capture planner, counters and floors all read this one list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from engine.graph import Weight
+
+RefKind = Literal["buffer", "key", "constant", "kv_key", "kv_value", "host", "control"]
+Access = Literal["r", "w", "rw"]
+
+SeamReason = Literal[
+    "CaptureRecordingFailed",
+    "HostControlFlowOrSequence",
+    "UnresolvedOutputShape",
+    "UnresolvedInputShape",
+    "ClassifierDisqualified",
+    "KernelNotWarmed",
+    "KernelCaptureUnsupported",
+]
+"""Why a step cannot be recorded; order and names of the reference, onnx-genai section 2.2."""
+
+CONTROLS: Mapping[str, tuple[str, int]] = {"length": ("int64", 1), "ids": ("int64", 0), "gap": ("float32", 1)}
+"""Device-side scalars, as (dtype, elements; 0: the prompt chunk's length). `length` is the count of cached positions,
+`ids` the tokens that go in next, `gap` the distance between the two best logits (NaN: a logit was not finite)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """One operand: what it names, its element type and shape, and how far into it the view starts.
+
+    `index` numbers a buffer, key, constant, layer (kv_key, kv_value) or, for control and host, is -1 with `name` set.
+    """
+
+    kind: RefKind
+    index: int
+    dtype: str
+    shape: tuple[int, ...]
+    name: str = ""
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A named argument of a kernel: its Ref and whether the kernel reads or writes it."""
+
+    name: str
+    ref: Ref
+    access: Access = "r"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """An activation: its place in the workspace. Buffers whose lives do not overlap share bytes."""
+
+    index: int
+    name: str
+    nbytes: int
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One weight initialiser: the unit of residency. `record` groups codes, scales and zero points of one weight."""
+
+    index: int
+    weight: Weight
+    record: int
+
+    @property
+    def name(self) -> str:
+        """The initialiser's name."""
+        return self.weight.name
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self.weight.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One kernel launch, or one host act where `reason` says why it cannot be recorded.
+
+    `params` are scalars baked into the launch; nothing in them may change from token to token.
+    `gather_bytes` are embedding bytes read in place, which are no touch.
+    """
+
+    index: int
+    node: str
+    op: str
+    kernel: str
+    operands: tuple[Operand, ...]
+    params: Mapping[str, Any]
+    gather_bytes: int = 0
+    reason: SeamReason | None = None
+    detail: str = ""
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Keys that the step reads: its touches."""
+        return tuple(o.ref.index for o in self.operands if o.ref.kind == "key")
+
+
+@dataclass(frozen=True, slots=True)
+class KvGeometry:
+    """The KV cache: `layers` layers of keys and values, each [capacity, kv_heads, head_size] in `dtype` (seq-major)."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    dtype: str
+    token_bytes: int
+    """Bytes of one position in one layer's keys (values the same)."""
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one position over all layers, keys and values."""
+        return self.layers * 2 * self.token_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One forward pass of `rows` tokens of one sequence.
+
+    `workspace_bytes` holds all buffers; `logits` is the float32 row of the last token.
+    """
+
+    rows: int
+    steps: tuple[Step, ...]
+    keys: tuple[Key, ...]
+    constants: tuple[Weight, ...]
+    buffers: tuple[Buffer, ...]
+    workspace_bytes: int
+    kv: KvGeometry
+    logits: Ref
+
+    @property
+    def touches(self) -> int:
+        """Touches of one forward pass: one step reading one key."""
+        return sum(len(s.keys) for s in self.steps)
+
+    @property
+    def touched_bytes(self) -> int:
+        """Key bytes that one forward pass asks for."""
+        return sum(self.keys[k].nbytes for s in self.steps for k in s.keys)
+
+    @property
+    def gather_bytes(self) -> int:
+        """Embedding bytes that one forward pass reads in place."""
+        return sum(s.gather_bytes for s in self.steps)
+
+    @property
+    def weight_bytes(self) -> int:
+        """W: bytes of all keys, each counted once."""
+        return sum(k.nbytes for k in self.keys)
+
+    @property
+    def largest_step_keys(self) -> tuple[int, ...]:
+        """Keys of the step that reads the most key bytes."""
+        return max((s.keys for s in self.steps), key=lambda ks: sum(self.keys[k].nbytes for k in ks), default=())

@@ -1,0 +1,359 @@
+"""One run: load, plan, generate, count; every exit path says what it had measured."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import engine
+from engine.config import RunRequest, parse_share
+from engine.counters import COUNTERS, PHASES, Tally
+from engine.decode import Decoder, Emitted
+from engine.device.base import Device
+from engine.device.sim import SimDevice
+from engine.equations import Equation, Sums, evaluate
+from engine.errors import BadRequest, EngineError, OutOfMemory, Refused
+from engine.graph import Graph
+from engine.journal import Emit
+from engine.kv import KvCache, bucket, committed_bytes
+from engine.lower import lower
+from engine.onnx_load import load, recorded_digest
+from engine.paging.ledger import Ledger, Pool
+from engine.paging.pager import Pager, minimum_budget
+from engine.plan import Plan
+
+Clock = Callable[[], int]
+"""Wall time in ns, from any origin."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What has been measured so far, for the error line."""
+
+    tally: Tally = field(default_factory=Tally)
+    device: Device | None = None
+    ids: list[int] = field(default_factory=list)
+
+    def read(self) -> dict[str, int | float]:
+        own = self.tally.read()
+        return {**own, **self.device.tally.read()} if self.device is not None else own
+
+
+def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
+    """Run a request, saying everything through `emit`; the exit code.
+
+    Every EngineError ends in an `error` line with counters and tokens so far.
+    """
+    progress = _Progress()
+    try:
+        _run(request, emit, clock, progress)
+    except MemoryError as error:
+        return _fail(
+            OutOfMemory(f"the host ran out of memory: {error}", "use a smaller model or budget"), emit, progress
+        )
+    except EngineError as error:
+        return _fail(error, emit, progress)
+    return 0
+
+
+def make_device(request: RunRequest) -> Device:
+    """The device of a request. Raises BadRequest for one that is not built."""
+    if request.device == "cuda":
+        raise BadRequest(
+            "device cuda is not built yet: driver bindings, kernels and graph capture on the card are missing",
+            "use --device sim",
+        )
+    return SimDevice(request.uuid or "SIM-0", request.config.granule)
+
+
+def plans_for(graph: Graph, prompt: int, chunk: int) -> dict[int, Plan]:
+    """Plans by rows: the one-token step and each size of prompt chunk."""
+    rows = {1} | {min(chunk, prompt - start) for start in range(0, prompt, chunk)}
+    return {r: lower(graph, r) for r in sorted(rows)}
+
+
+def _fail(error: EngineError, emit: Emit, progress: _Progress) -> int:
+    line = {
+        "type": "error",
+        "code": error.exit_code,
+        "kind": error.kind,
+        "message": error.message,
+        "remedy": error.remedy,
+    }
+    reasons = getattr(error, "reasons", ())
+    emit({**line, "reasons": list(reasons), "counters": progress.read(), "ids": progress.ids})
+    return error.exit_code
+
+
+def _run(request: RunRequest, emit: Emit, clock: Clock, progress: _Progress) -> None:
+    device = progress.device = make_device(request)
+    emit(_hello(request, device))
+    emit({"type": "progress", "phase": "load", "done": 0, "of": 1})
+    graph = load(request.model)
+    _check_prompt(request, graph)
+    plans = plans_for(graph, len(request.prompt_ids), request.config.prefill_chunk)
+    setup = _set_up(request, device, graph, plans, progress.tally)
+    generations = _generate(request, emit, clock, progress, setup, graph)
+    _report(request, emit, progress, setup, plans[1], generations)
+
+
+@dataclass(slots=True)
+class _Setup:
+    ledger: Ledger
+    pool: Pool
+    pager: Pager
+    kv: KvCache
+    decoder: Decoder
+    budget_bytes: int | None
+    positions: int
+
+
+def _set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, Plan], tally: Tally) -> _Setup:
+    config = request.config
+    positions = len(request.prompt_ids) + request.tokens - 1
+    plan = plans[1]
+    fixed = max(p.workspace_bytes for p in plans.values()) + sum(c.nbytes for c in plan.constants)
+    fixed += committed_bytes(plan.kv, positions, device.granule_bytes)
+    budget = _budget(request, plan, fixed, device.granule_bytes)
+    ledger = Ledger(device.granule_bytes, config.vram_limit, tally)
+    pool = Pool(device, ledger)
+    pager = Pager(device, plan, config.policy, budget, ledger, pool, tally)
+    capacity = config.kv_capacity or bucket(positions, graph.info.context_length)
+    kv = KvCache(device, plan.kv, max(capacity, positions), ledger, pool)
+    decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally)
+    return _Setup(ledger, pool, pager, kv, decoder, budget, positions)
+
+
+def _budget(request: RunRequest, plan: Plan, fixed_bytes: int, granule: int) -> int | None:
+    config = request.config
+    budget = config.weight_budget
+    if isinstance(budget, str):
+        budget = int(parse_share(budget) * plan.weight_bytes)
+    if config.vram_limit is None:
+        return budget
+    left = config.vram_limit - fixed_bytes
+    least = minimum_budget(plan, granule)
+    if left < least:
+        raise Refused(
+            f"vram limit {config.vram_limit} bytes leaves {max(left, 0)} for weights beside {fixed_bytes} for KV "
+            f"cache, workspace and tables; the widest step needs {least}",
+            f"give at least {fixed_bytes + least} bytes",
+        )
+    return left if budget is None else min(budget, left)
+
+
+def _check_prompt(request: RunRequest, graph: Graph) -> None:
+    worst = max(request.prompt_ids)
+    if worst >= graph.info.vocabulary:
+        raise BadRequest(
+            f"prompt id {worst} is outside the vocabulary of {graph.info.vocabulary}", "check the tokenizer"
+        )
+    needed = len(request.prompt_ids) + request.tokens
+    if needed > graph.info.context_length:
+        raise BadRequest(
+            f"prompt and tokens need {needed} positions, the model has {graph.info.context_length}",
+            "ask for fewer tokens",
+        )
+
+
+def _generate(
+    request: RunRequest, emit: Emit, clock: Clock, progress: _Progress, setup: _Setup, graph: Graph
+) -> list[dict[str, Any]]:
+    total = request.warmups + request.generations
+    loaded: dict[str, int | float] = progress.read()
+    lines = []
+    for index in range(total):
+        emit({"type": "progress", "phase": "generation", "done": index, "of": total})
+        line = _one(request, clock, progress, setup.decoder, graph)
+        line |= {"type": "generation", "index": index, "warmup": index < request.warmups}
+        if index == 0:
+            line["counters"]["load"] = {k: v for k, v in loaded.items() if v}
+        emit(line)
+        lines.append(line)
+    return lines
+
+
+def _one(request: RunRequest, clock: Clock, progress: _Progress, decoder: Decoder, graph: Graph) -> dict[str, Any]:
+    """One generation: prompt in, tokens out, counters by phase."""
+    phases: dict[str, dict[str, int | float]] = {p: {} for p in PHASES}
+    progress.ids.clear()
+    gaps: list[float] = []
+    step_ns: list[int] = []
+    stops = frozenset() if request.ignore_eos else frozenset(graph.info.eos_ids)
+
+    def take(phase: str, work: Callable[[], Emitted]) -> int:
+        before, start = progress.read(), clock()
+        emitted = work()
+        taken = clock() - start
+        progress.ids.append(emitted.token)
+        gaps.append(emitted.gap)
+        progress.tally.add("emitted_tokens")
+        progress.tally.add("prefill_ns" if phase == "prefill" else "decode_ns", taken)
+        after = progress.read()
+        warm = after.get("warm_steps", 0) != before.get("warm_steps", 0) or after.get("captures", 0) != before.get(
+            "captures", 0
+        )
+        _merge(phases["warm" if warm and phase == "decode" else phase], before, after)
+        return taken
+
+    decoder.reset()
+    prefill_ns = take("prefill", lambda: decoder.prefill(request.prompt_ids, request.config.prefill_chunk))
+    while len(progress.ids) < request.tokens and progress.ids[-1] not in stops:
+        step_ns.append(take("decode", decoder.step))
+    stop = "eos" if progress.ids[-1] in stops else "length"
+    return {
+        "ids": list(progress.ids),
+        "stop_reason": stop,
+        "gaps": gaps,
+        "counters": phases,
+        "prefill_ns": prefill_ns,
+        "step_ns": step_ns,
+    }
+
+
+def _merge(into: dict[str, int | float], before: dict[str, int | float], after: dict[str, int | float]) -> None:
+    for name, value in after.items():
+        if COUNTERS[name].kind == "activity":
+            change = value - before.get(name, 0)
+            if change or name in into:
+                into[name] = into.get(name, 0) + change
+        else:
+            into[name] = value
+
+
+def _report(
+    request: RunRequest, emit: Emit, progress: _Progress, setup: _Setup, plan: Plan, generations: list[dict[str, Any]]
+) -> None:
+    counters = progress.read()
+    facts = _facts(request, setup, plan, generations)
+    traffic = list(zip(plan.keys, setup.pager.traffic, strict=True))
+    sums = Sums(
+        hits=sum(t.hits for _, t in traffic),
+        retained=sum(t.retained for _, t in traffic),
+        bypassed=sum(t.bypassed for _, t in traffic),
+        bypassed_bytes=sum(t.bypassed * k.nbytes for k, t in traffic),
+        evicted=sum(t.evicted for _, t in traffic),
+    )
+    _close(setup, facts)
+    equations = evaluate(counters, facts, sums, request.config.capture)
+    seams = setup.decoder.capture_plan.seams if setup.decoder.capture_plan is not None else ()
+    measured = _measured([g for g in generations if not g["warmup"]], counters)
+    line = {
+        "type": "result",
+        "counters": measured,
+        "facts": facts,
+        "equations": [_equation(e) for e in equations],
+        "seams": [
+            {
+                "step": s.step.index,
+                "node": s.step.node,
+                "op": s.step.op,
+                "reason": s.reason,
+                "path": s.path,
+                "detail": s.detail,
+            }
+            for s in seams
+        ],
+        "keys": [{"key": k.name, "nbytes": k.nbytes, **asdict(t)} for k, t in traffic],
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+    emit(line)
+
+
+def _close(setup: _Setup, facts: dict[str, int | float | str]) -> None:
+    setup.decoder.close()
+    setup.pager.close()
+    setup.kv.close()
+    facts["mapped_after_close_bytes"] = setup.ledger.mapped_bytes("weights") + setup.ledger.mapped_bytes("kv")
+    setup.pool.close()
+    facts["owned_after_close_bytes"] = setup.ledger.owned_bytes
+
+
+def _facts(
+    request: RunRequest, setup: _Setup, plan: Plan, generations: list[dict[str, Any]]
+) -> dict[str, int | float | str]:
+    measured = [g for g in generations if not g["warmup"]]
+    longest = len(request.prompt_ids) + max(len(g["ids"]) for g in generations) - 1
+    capacity = setup.pager.capacity_bytes
+    largest = max(plan.keys, key=lambda k: k.nbytes)
+    return {
+        "weight_bytes": plan.weight_bytes,
+        "keys": len(plan.keys),
+        "largest_key": largest.name,
+        "largest_key_bytes": largest.nbytes,
+        "largest_step_bytes": sum(plan.keys[k].nbytes for k in plan.largest_step_keys),
+        "budget_bytes": setup.budget_bytes if setup.budget_bytes is not None else plan.weight_bytes,
+        "capacity_bytes": capacity,
+        "resident": int(setup.pager.fits),
+        "requested_bytes_per_step": plan.touched_bytes,
+        "touches_per_step": plan.touches,
+        "floor_bytes_per_token": 0 if setup.pager.fits else max(0, plan.weight_bytes - capacity),
+        "gather_bytes_per_token": plan.gather_bytes,
+        "kv_bytes_per_token": plan.kv.bytes_per_token,
+        "kv_needed_bytes": plan.kv.bytes_per_token * longest,
+        "workspace_bytes": plan.workspace_bytes,
+        "plan_steps": len(plan.steps),
+        "peak_weight_mapped_bytes": setup.ledger.peak_weight_bytes,
+        "pool_free_bytes": setup.pool.free_bytes,
+        "measured_generations": len(measured),
+        "measured_tokens": sum(len(g["ids"]) for g in measured),
+        "link_bytes_per_s": int(setup.decoder.profile.link_bytes_per_s),
+        "memory_bytes_per_s": int(setup.decoder.profile.memory_bytes_per_s),
+    }
+
+
+def _measured(generations: list[dict[str, Any]], final: dict[str, int | float]) -> dict[str, int | float]:
+    """Counters over measured generations: activity summed over their phases, gauges and peaks as they ended."""
+    totals: dict[str, int | float] = {
+        name: value if COUNTERS[name].kind != "activity" else 0 for name, value in final.items()
+    }
+    for generation in generations:
+        for phase in ("warm", "prefill", "decode"):
+            for name, value in generation["counters"][phase].items():
+                if COUNTERS[name].kind == "activity":
+                    totals[name] = totals.get(name, 0) + value
+    gaps = [gap for g in generations for gap in g["gaps"]]
+    totals["min_logit_margin"] = min(gaps)
+    for name, row in COUNTERS.items():
+        if row.kind == "activity" or row.scope == "plan":
+            totals.setdefault(name, 0)  # counted by this engine, and it never happened
+    return totals
+
+
+def _equation(equation: Equation) -> dict[str, Any]:
+    return {
+        "name": equation.name,
+        "text": equation.text,
+        "relation": equation.relation,
+        "lhs": equation.lhs,
+        "rhs": equation.rhs,
+        "holds": equation.holds,
+    }
+
+
+def _hello(request: RunRequest, device: Device) -> dict[str, Any]:
+    config = {
+        name: {"value": value, "source": "request" if name in request.given else "default"}
+        for name, value in asdict(request.config).items()
+    }
+    return {
+        "type": "hello",
+        "protocol": engine.PROTOCOL,
+        "pid": os.getpid(),
+        "module_path": str(Path(engine.__file__).absolute()),
+        "version": engine.__version__,
+        "effective_config": config,
+        "device": {
+            "kind": device.kind,
+            "name": device.name,
+            "uuid": device.uuid,
+            "driver": device.driver,
+            "granule_bytes": device.granule_bytes,
+            "profile": device.profile.name,
+        },
+        "model": {"path": str(request.model), "digest": recorded_digest(request.model)},
+    }

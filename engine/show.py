@@ -1,0 +1,86 @@
+"""A run for a person at a terminal: the lines that a profiling binary would print, with floors and sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def show(lines: list[dict[str, Any]], text_of: Callable[[list[int]], str | None]) -> str:
+    """The lines of a finished run as text; counters absent from the run print as n/a, never as 0."""
+    by_type: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        by_type.setdefault(line["type"], []).append(line)
+    parts: list[str] = []
+    for hello in by_type.get("hello", ()):
+        parts += _hello(hello)
+    for generation in by_type.get("generation", ()):
+        parts += _generation(generation, text_of)
+    for result in by_type.get("result", ()):
+        parts += _result(result)
+    return "\n".join(parts)
+
+
+def _hello(hello: dict[str, Any]) -> list[str]:
+    device = hello["device"]
+    rows = [
+        f"device: {device['name']} uuid={device['uuid']} driver={device['driver']} granule_bytes={device['granule_bytes']}"
+    ]
+    for name, entry in hello["effective_config"].items():
+        rows.append(f"config: {name}={entry['value']} source={entry['source']}")
+    return rows
+
+
+def _generation(g: dict[str, Any], text_of: Callable[[list[int]], str | None]) -> list[str]:
+    kind = "warmup" if g["warmup"] else "generation"
+    steps, total_ns = len(g["step_ns"]), sum(g["step_ns"])
+    rate = f"{steps / total_ns * 1e9:.2f}" if total_ns else "n/a"
+    each = f"{total_ns / steps / 1e6:.3f}" if steps else "n/a"
+    rows = [
+        f"{kind} {g['index']}: prefill_ms={g['prefill_ns'] / 1e6:.3f} decode_ms_per_token={each} tokens_per_s={rate} "
+        f"tokens={len(g['ids'])} stop={g['stop_reason']} min_gap={min(g['gaps']):.4f}",
+        f"generated_token_ids: {' '.join(map(str, g['ids']))}",
+    ]
+    text = text_of(g["ids"])
+    return rows if text is None else [*rows, f"generated_text: {text!r}"]
+
+
+def _result(result: dict[str, Any]) -> list[str]:
+    c, f = result["counters"], result["facts"]
+    tokens = f["measured_tokens"]
+    hits, misses = c.get("hits"), c.get("page_ins")
+    per_token = c["htod_bytes"] / tokens
+    floor = f["floor_bytes_per_token"]
+    rows = [
+        f"weights: weight_bytes={f['weight_bytes']} keys={f['keys']} largest_key={f['largest_key']} "
+        f"largest_key_bytes={f['largest_key_bytes']} budget_bytes={f['budget_bytes']} capacity_bytes={f['capacity_bytes']}",
+        f"weight_offload_cache: {_pick(c, 'page_ins', 'hits', 'evictions', 'bypassed_page_ins')} "
+        f"hit_rate={_share(hits, hits + misses)} byte_hit_rate={_share(c['hit_bytes'], c['hit_bytes'] + c['htod_bytes'])} "
+        f"bypassed_share_by_count={_share(c['bypassed_page_ins'], misses)} "
+        f"bypassed_share_by_bytes={_share(c['bypassed_page_in_bytes'], c['htod_bytes'])}",
+        f"weight_offload_amortization: emitted_tokens={tokens} htod_bytes_per_token={per_token:.1f} "
+        f"floor_bytes_per_token={floor} over_floor_bytes={per_token - floor:.1f} "
+        f"ratio_to_floor={f'{per_token / floor:.3f}' if floor else 'n/a'}",
+        f"floors_per_token: link_ms={floor / f['link_bytes_per_s'] * 1e3:.3f} "
+        f"memory_ms={f['requested_bytes_per_step'] / f['memory_bytes_per_s'] * 1e3:.3f} "
+        f"modelled_ms={c['modelled_ns'] / tokens / 1e6:.3f} (device profile, not wall time)",
+        f"weight_offload_physical: {_pick(c, 'mapped_physical_bytes', 'physical_owned_bytes', 'peak_committed_bytes')} "
+        f"{_pick(c, 'oversubscribed_bytes', 'ref_underflows')}",
+        f"cuda_graph: {_pick(c, 'segments', 'seams', 'seam_nodes', 'warm_steps', 'captures', 'replays', 'fallbacks')}",
+        f"steady: {_pick(c, 'vmm_calls_steady', 'alloc_calls_steady', 'host_syncs', 'graph_nodes')}",
+        f"kv: kv_bytes_per_token={f['kv_bytes_per_token']} {_pick(c, 'kv_committed_bytes')}",
+        f"peak_rss_bytes: {result['peak_rss_bytes']}",
+    ]
+    rows += [
+        f"equation {e['name']}: {e['text']}: {e['lhs']} {e['relation']} {e['rhs']} {'holds' if e['holds'] else 'BROKEN'}"
+        for e in result["equations"]
+    ]
+    return rows
+
+
+def _pick(counters: Mapping[str, Any], *names: str) -> str:
+    return " ".join(f"{name}={counters.get(name, 'n/a')}" for name in names)
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.2%}" if whole else "n/a"
