@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import gguf
 import numpy as np
 import onnxruntime as ort
@@ -130,7 +132,7 @@ def test_packed_zero_points_put_the_first_in_the_low_nibble_and_pad_rows() -> No
 
 def matmul_nbits(linear: PackedLinear, x: F32) -> F32:
     """The product by onnxruntime, which is nobody's opinion here but the exporter's own runtime."""
-    weights = {"B": linear.codes, "scales": linear.scales}
+    weights: dict[str, NDArray[Any]] = {"B": linear.codes, "scales": linear.scales}
     if linear.zero_points is not None:
         weights["zero_points"] = linear.zero_points
     kinds = {np.dtype(np.float32): TensorProto.FLOAT, np.dtype(np.uint8): TensorProto.UINT8}

@@ -6,17 +6,18 @@ import hashlib
 import weakref
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 import pytest
 
 from engine.zoo.external import ALIGNMENT_BYTES
-from engine.zoo.quant import F32, PackedLinear
+from engine.zoo.quant import F32, U8, PackedLinear
 from engine.zoo.tiny import TINY
 from engine.zoo.writer import DATA_FILE, MODEL_FILE, DecoderGeometry, rotary_caches, write_decoder
 
+T = TypeVar("T", F32, U8)
 EXPORTED = Path(__file__).parents[3] / "shared" / "models"
 
 
@@ -44,7 +45,7 @@ class Blank:
         codes = self._hand_over(name, np.zeros((rows, blocks, 16), np.uint8))
         return PackedLinear(4, codes, np.ones((rows, blocks), np.float32))
 
-    def _hand_over(self, name: str, values: Any) -> Any:
+    def _hand_over(self, name: str, values: T) -> T:
         self._alive = [ref for ref in self._alive if ref() is not None]
         self.most_alive = max(self.most_alive, len(self._alive))
         self.asked.append(name)
