@@ -17,6 +17,7 @@ from engine.errors import BadRequest, EngineError
 from engine.journal import Collected, Emit, to_fd
 from engine.run import execute
 from engine.show import show
+from engine.tokens import Tokens
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -95,10 +96,8 @@ def _print(lines: list[dict[str, Any]], request: RunRequest, as_json: bool) -> N
 
 
 def _text(model: Path, ids: list[int]) -> str | None:
-    from engine import tokens
-
     try:
-        return tokens.decode(model, ids)
+        return Tokens(model).decode(ids)
     except EngineError:
         return None  # a model without a tokenizer still has ids
 
@@ -132,11 +131,9 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
 
 def _prompt(arguments: argparse.Namespace) -> list[int]:
     if arguments.prompt is not None:
-        from engine import tokens
-
         if not arguments.prompt:
             raise BadRequest("the prompt is empty", "give some text")
-        return list(tokens.encode(Path(arguments.model), arguments.prompt))
+        return Tokens(Path(arguments.model)).encode(arguments.prompt)
     if arguments.prompt_ids is None:
         raise BadRequest("no prompt", "give --prompt TEXT or --prompt-ids IDS")
     ids = [_whole(word) for word in arguments.prompt_ids.replace(",", " ").split()]

@@ -23,9 +23,7 @@ def show(lines: list[dict[str, Any]], text_of: Callable[[list[int]], str | None]
 
 def _hello(hello: dict[str, Any]) -> list[str]:
     device = hello["device"]
-    rows = [
-        f"device: {device['name']} uuid={device['uuid']} driver={device['driver']} granule_bytes={device['granule_bytes']}"
-    ]
+    rows = [f"device: {device['name']} {_pick(device, 'uuid', 'driver', 'granule_bytes', 'profile')}"]
     for name, entry in hello["effective_config"].items():
         rows.append(f"config: {name}={entry['value']} source={entry['source']}")
     return rows
@@ -52,10 +50,11 @@ def _result(result: dict[str, Any]) -> list[str]:
     per_token = c["htod_bytes"] / tokens
     floor = f["floor_bytes_per_token"]
     rows = [
-        f"weights: weight_bytes={f['weight_bytes']} keys={f['keys']} largest_key={f['largest_key']} "
-        f"largest_key_bytes={f['largest_key_bytes']} budget_bytes={f['budget_bytes']} capacity_bytes={f['capacity_bytes']}",
+        f"weights: {_pick(f, 'weight_bytes', 'keys', 'largest_key', 'largest_key_bytes', 'budget_bytes')} "
+        f"{_pick(f, 'capacity_bytes')}",
         f"weight_offload_cache: {_pick(c, 'page_ins', 'hits', 'evictions', 'bypassed_page_ins')} "
-        f"hit_rate={_share(hits, hits + misses)} byte_hit_rate={_share(c['hit_bytes'], c['hit_bytes'] + c['htod_bytes'])} "
+        f"hit_rate={_share(hits, hits + misses)} "
+        f"byte_hit_rate={_share(c['hit_bytes'], c['hit_bytes'] + c['htod_bytes'])} "
         f"bypassed_share_by_count={_share(c['bypassed_page_ins'], misses)} "
         f"bypassed_share_by_bytes={_share(c['bypassed_page_in_bytes'], c['htod_bytes'])}",
         f"weight_offload_amortization: emitted_tokens={tokens} htod_bytes_per_token={per_token:.1f} "
@@ -72,7 +71,8 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"peak_rss_bytes: {result['peak_rss_bytes']}",
     ]
     rows += [
-        f"equation {e['name']}: {e['text']}: {e['lhs']} {e['relation']} {e['rhs']} {'holds' if e['holds'] else 'BROKEN'}"
+        f"equation {e['name']}: {e['text']}: {e['lhs']} {e['relation']} {e['rhs']} "
+        f"{'holds' if e['holds'] else 'BROKEN'}"
         for e in result["equations"]
     ]
     return rows
