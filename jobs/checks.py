@@ -1,0 +1,285 @@
+"""Checks on one run by itself: how it ended, whether it is complete, finite, closed, and on a clear card."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.counters import COUNTERS
+from engine.errors import EXIT_KINDS
+from jobs import expressions
+from jobs.gates import CLOSING
+from jobs.model import AttemptFact, CellPlan, Equation, Generation, Missing, Reading, RunFact, RunRecord
+
+EndKind = Literal["measured", "engine", "infrastructure", "contaminated", "absent"]
+
+ENGINE_KINDS: frozenset[str] = frozenset(EXIT_KINDS.values()) - {"ok"} | {"crash", "timeout", "protocol", "error"}
+"""Words for an end that the engine under test brought about."""
+
+_FROM_OUTSIDE = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Signals that a host or a person sends; a program does not crash by these."""
+
+_RELATIONS = {
+    "==": lambda lhs, rhs: lhs == rhs,
+    "<=": lambda lhs, rhs: lhs <= rhs,
+    ">=": lambda lhs, rhs: lhs >= rhs,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run of the manifest ended. `word` is the engine's own kind of end, such as refused or non_finite."""
+
+    kind: EndKind
+    word: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """One equation on one run; `equation` is None when it could not be evaluated, `note` then says why."""
+
+    name: str
+    equation: Equation | None
+    holds: bool
+    note: str = ""
+
+
+def ending(run: RunFact) -> Ending:
+    """How a run ended, from its state, its record and its attempts.
+
+    A record without a clear certificate is contaminated: unknown is not clear.
+    """
+    if run.retracted is not None:
+        return Ending("absent", "retracted", f"retracted: {run.retracted}")
+    if run.state == "pending":
+        return Ending("absent", "pending", "it has not run to its end")
+    if run.state == "exhausted":
+        return _from_attempts(run)
+    if run.record is None:
+        return Ending("infrastructure", "no record", "it is complete and holds no record")
+    failure = _from_record(run.record)
+    return failure or _certified(run.record)
+
+
+def generation_faults(plan: CellPlan, record: RunRecord) -> list[str]:
+    """Generations that are missing, doubled or too many: what was asked against what was given."""
+    faults = []
+    for word, warmup, asked in (
+        ("measured generation", False, plan.settings.generations),
+        ("warm-up", True, plan.settings.warmups),
+    ):
+        given = sum(1 for generation in record.generations if generation.warmup is warmup)
+        if given != asked:
+            faults.append(f"{given} of {asked} {word}{'s' * (asked != 1)} given")
+    indices = [generation.index for generation in record.generations]
+    if len(set(indices)) != len(indices):
+        faults.append("two generations carry one index")
+    return faults
+
+
+def length_fault(plan: CellPlan, generation: Generation) -> str:
+    """Why a generation's length is not what was asked; empty when it is, or when a declared stop ended it."""
+    asked, given = plan.settings.tokens, len(generation.ids)
+    if given == asked and generation.stop_reason is not None:
+        return ""
+    if given > asked:
+        return f"{given} tokens where {asked} were asked"
+    if generation.stop_reason is None:
+        return f"{given} of {asked} tokens, cut off without a stop reason"
+    if generation.stop_reason == "length":
+        return f"{given} of {asked} tokens with no declared stop"
+    if plan.settings.ignore_eos:
+        return f"{given} of {asked} tokens: it stopped at the end id, which was to be ignored"
+    return ""
+
+
+def invalid_figures(record: RunRecord) -> list[str]:
+    """Figures that cannot be: NaN and infinities anywhere, negative or fractional counts and bytes."""
+    faults = [f"{name} is {value}" for name, value in sorted(record.counters.items()) if not _possible(name, value)]
+    faults += [
+        f"fact {name} is {value}"
+        for name, value in sorted(record.facts.items())
+        if isinstance(value, float) and not math.isfinite(value)
+    ]
+    for generation in record.generations:
+        where = f"generation {generation.index}"
+        faults += [
+            f"{where}: {phase} {name} is {value}"
+            for phase, counters in sorted(generation.counters.items())
+            for name, value in sorted(counters.items())
+            if not _possible(name, value)
+        ]
+        if generation.prefill_ns < 0 or any(ns < 0 for ns in generation.step_ns):
+            faults.append(f"{where}: a negative time")
+    return faults
+
+
+def non_finite_logits(record: RunRecord) -> str:
+    """Where a top-2 gap or an id shows that logits were not numbers; empty when all are."""
+    for generation in record.generations:
+        for index, gap in enumerate(generation.gaps):
+            if not math.isfinite(gap):
+                return f"generation {generation.index}, token {index}: the top-2 gap is {gap}"
+        for index, token in enumerate(generation.ids):
+            if token < 0:
+                return f"generation {generation.index}, token {index}: id {token} is no token"
+    return ""
+
+
+def evaluate_equations(plan: CellPlan, record: RunRecord, values: Mapping[str, Reading]) -> list[Evaluated]:
+    """The engine's equations re-evaluated, the judge's own from the counters, and the sweep's invariants."""
+    found = [_restated(equation) for equation in record.equations]
+    for text in CLOSING:
+        closed = _equation(f"recomputed: {text}", text, values)
+        if closed.equation:  # counters that an engine does not keep close nothing
+            found.append(closed)
+    found += _sums(record)
+    found += [_equation(invariant.expr, invariant.expr, values) for invariant in plan.invariants]
+    return found
+
+
+# ---- endings -----------------------------------------------------------------------------------------------------
+
+
+def _from_record(record: RunRecord) -> Ending | None:
+    if record.signal is not None:
+        return _by_signal(record.signal, record.error)
+    if record.exit_code is None:
+        return Ending("infrastructure", "no exit code", "its exit code is unknown")
+    if record.exit_code != 0:
+        word = EXIT_KINDS.get(record.exit_code, "crash")
+        return Ending("engine", word, record.error or f"exit code {record.exit_code}")
+    if record.error:
+        return Ending("engine", _word_of(record.error) or "error", record.error)
+    return None
+
+
+def _by_signal(number: int, error: str | None) -> Ending:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    detail = f"ended by {name}" + (f": {error}" if error else "")
+    if error and _word_of(error) == "timeout":  # ended from outside because it ran too long
+        return Ending("engine", "timeout", error)
+    if number in _FROM_OUTSIDE:
+        return Ending("infrastructure", "killed", detail)
+    return Ending("engine", "crash", detail)
+
+
+def _certified(record: RunRecord) -> Ending:
+    certificate = record.certificate
+    if certificate is None:
+        return Ending("contaminated", "no certificate", "nothing says that the card was clear")
+    if certificate.verdict != "clear":
+        reasons = "; ".join(certificate.reasons) or "no reason given"
+        return Ending("contaminated", certificate.verdict, f"card {certificate.verdict}: {reasons}")
+    return Ending("measured")
+
+
+def _from_attempts(run: RunFact) -> Ending:
+    ended = [a for a in sorted(run.attempts, key=lambda a: a.number) if a.state not in ("measured", "cancelled")]
+    if not ended:
+        return Ending("absent", "no attempt", "no attempt was made, or all were cancelled")
+    if all(attempt.state == "contaminated" for attempt in ended):
+        return Ending("contaminated", "contaminated", f"all {len(ended)} attempts: {ended[-1].reason or 'no reason'}")
+    telling = [attempt for attempt in ended if attempt.state != "contaminated"][-1]
+    if telling.state in ("refused", "failed"):
+        return _from_attempt(run, telling)
+    return Ending("infrastructure", telling.state, telling.reason or f"its last attempt was {telling.state}")
+
+
+def _from_attempt(run: RunFact, attempt: AttemptFact) -> Ending:
+    """A refused or failed attempt: the engine's doing when its record or its reason says so, else ours."""
+    record = run.record
+    if record is not None and record.attempt_id in ("", attempt.attempt_id):
+        end = _from_record(record)
+        if end:
+            return end
+    word = _word_of(attempt.reason)
+    if word:
+        return Ending("engine", word, attempt.reason)
+    return Ending("infrastructure", attempt.state, attempt.reason or f"its last attempt was {attempt.state}")
+
+
+def _word_of(text: str) -> str:
+    """The engine's kind at the beginning of "kind: message"; empty for any other text."""
+    word = text.split(":", 1)[0].strip().lower().replace(" ", "_")
+    return word if word in ENGINE_KINDS else ""
+
+
+# ---- figures and equations ---------------------------------------------------------------------------------------
+
+
+def _possible(name: str, value: Reading) -> bool:
+    if isinstance(value, Missing):
+        return True
+    if not math.isfinite(value):
+        return False
+    counter = COUNTERS.get(name)
+    whole = counter is not None and counter.unit in ("count", "bytes")
+    return not whole or (value >= 0 and value == int(value))
+
+
+def _restated(equation: Equation) -> Evaluated:
+    """An equation of the engine's: it holds only when it says so AND its two numbers do."""
+    name = f"{equation.name}: {equation.text}"
+    if not (math.isfinite(equation.lhs) and math.isfinite(equation.rhs)):
+        return Evaluated(name, None, False, "not evaluated: a side is not finite")
+    true = _RELATIONS[equation.relation](equation.lhs, equation.rhs)
+    note = "" if true == equation.holds else f"the engine says holds = {equation.holds}, its numbers say {true}"
+    return Evaluated(name, equation, true and equation.holds, note)
+
+
+def _equation(name: str, text: str, values: Mapping[str, Reading]) -> Evaluated:
+    try:
+        result = expressions.evaluate(text, values)
+        parts = expressions.sides(text)
+        numbers = tuple(expressions.evaluate(side, values) for side in (parts[0], parts[2])) if parts else ()
+    except expressions.ExpressionError as error:
+        return Evaluated(name, None, False, f"cannot be read: {error}")
+    if isinstance(result, Missing):
+        return Evaluated(name, None, False, f"not evaluated: {result.missing}")
+    holds = result is True
+    if parts and len(numbers) == 2 and not any(isinstance(number, Missing) for number in numbers):
+        lhs, rhs = (number for number in numbers if not isinstance(number, Missing))
+        return Evaluated(name, Equation(name=name, text=text, relation=parts[1], lhs=lhs, rhs=rhs, holds=holds), holds)
+    lhs = int(holds)
+    return Evaluated(name, Equation(name=name, text=text, relation="==", lhs=lhs, rhs=1, holds=holds), holds)
+
+
+def _sums(record: RunRecord) -> list[Evaluated]:
+    """Totals of a run against the sums over its measured generations, and the count of ids given out."""
+    measured = [generation for generation in record.generations if not generation.warmup]
+    found = []
+    if "emitted_tokens" in record.counters:
+        ids = sum(len(generation.ids) for generation in measured)
+        found.append(_closed("emitted_tokens == ids given out", record.counters["emitted_tokens"], ids))
+    if measured and all(generation.counters for generation in measured):
+        for name, total in sorted(record.counters.items()):
+            counter = COUNTERS.get(name)
+            if counter is not None and counter.kind == "activity" and counter.scope != "clock":
+                text = f"{name} == its sum over the generations"
+                found.append(_closed(text, total, _activity(measured, name), row="totals == sums over the generations"))
+    return found
+
+
+def _activity(generations: list[Generation], name: str) -> int | float:
+    return sum(
+        counters.get(name, 0)
+        for generation in generations
+        for phase, counters in generation.counters.items()
+        if phase != "load"
+    )
+
+
+def _closed(text: str, total: Reading, parts: int | float, row: str = "") -> Evaluated:
+    name = f"recomputed: {row or text}"
+    if isinstance(total, Missing) or not math.isfinite(total) or not math.isfinite(parts):
+        return Evaluated(name, None, False, "not evaluated: not a number")
+    holds = total == parts
+    return Evaluated(name, Equation(name=name, text=text, relation="==", lhs=total, rhs=parts, holds=holds), holds)

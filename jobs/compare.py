@@ -1,0 +1,200 @@
+"""Two arms side by side: exact metrics row by row, time metrics block by block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.counters import COUNTERS
+from jobs import gates, stats
+from jobs.metrics import METRICS, NOT_RECORDED, upper_median
+from jobs.model import Expectation, Missing, Reading, RunRecord
+from jobs.verdict import MetricClass, MetricRow, TimeRow
+
+DIFFERENT_WORK = "different work: the tokens differ"
+NOT_ENGAGED = "not judged: a witness is unmet"
+NOT_COMPARABLE = "not judged: the arms are not comparable"
+
+ABSOLUTE_FLOOR_MS = 0.001
+"""A time difference below a microsecond is no change that anybody should act on."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """A run that counts, with all its readings derived anew from the record."""
+
+    run_id: str
+    block: int
+    record: RunRecord
+    readings: Mapping[str, Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredArm:
+    """The runs of one arm that count, and each metric's one value over them (see `measured_arm`)."""
+
+    name: str
+    runs: tuple[MeasuredRun, ...]
+    values: Mapping[str, Reading]
+
+    def value(self, name: str) -> Reading:
+        """The arm's value, or Missing("not recorded")."""
+        return self.values.get(name, NOT_RECORDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What the earlier steps left to be said of a pair: its tokens differ, or it cannot be judged and why."""
+
+    different_work: bool = False
+    unjudged: str = ""
+    prefix: str = ""  # put before every note where a cell has several arms under test
+
+
+def measured_arm(name: str, runs: Sequence[MeasuredRun]) -> MeasuredArm:
+    """An arm's values: the one value of all its runs, an upper median for times, or Missing with the range."""
+    names = sorted({name for run in runs for name in run.readings})
+    return MeasuredArm(name, tuple(runs), {name: _arm_value(name, runs) for name in names})
+
+
+def exact_rows(
+    base: MeasuredArm, head: MeasuredArm, cell: str, expectations: Iterable[Expectation], standing: Standing
+) -> tuple[MetricRow, ...]:
+    """One row for each exact metric that either arm records, gating ones first, then by name."""
+    declared = tuple(expectations)
+    names = _exact_names(base) | _exact_names(head) | gates.GATING
+    rows = []
+    for name in sorted(names, key=lambda name: (name not in gates.GATING, name)):
+        metric = gates.exact_metric(name)
+        ruling = gates.rule(metric, base.value(name), head.value(name), gates.matching(declared, name, cell))
+        rows.append(
+            MetricRow(
+                metric=name,
+                unit=metric.unit,
+                direction=metric.direction,
+                gating=metric.gating and not standing.unjudged,
+                base=base.value(name),
+                head=head.value(name),
+                delta=ruling.delta,
+                klass=_standing_class(ruling.klass, standing),
+                run_ids=_run_ids(base, head),
+                note=_note(ruling.note, standing),
+            )
+        )
+    return tuple(rows)
+
+
+def varying(arm: MeasuredArm) -> dict[str, Missing]:
+    """Exact metrics that did not repeat inside an arm, with the range of their values."""
+    return {
+        name: value
+        for name, value in arm.values.items()
+        if isinstance(value, Missing) and value.missing.startswith("varies") and name in _exact_names(arm)
+    }
+
+
+def differing(base: MeasuredArm, null: MeasuredArm) -> dict[str, tuple[Reading, Reading]]:
+    """Gating metrics in which two arms of one build and config differ."""
+    pairs = {name: (base.value(name), null.value(name)) for name in sorted(gates.GATING)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def time_rows(
+    base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, standing: Standing
+) -> tuple[TimeRow, ...]:
+    """One row for each time metric: the ratio head / base inside blocks, with its noise."""
+    return tuple(_time_row(metric.name, base, head, null, standing) for metric in METRICS.values() if not metric.exact)
+
+
+# ---- exact -------------------------------------------------------------------------------------------------------
+
+
+def _exact_names(arm: MeasuredArm) -> set[str]:
+    """Registered exact metrics, and counters that no registry knows: those are shown and never gate."""
+    recorded = {name for run in arm.runs for name in run.record.counters}
+    unknown = {name for name in recorded if name not in METRICS and name not in COUNTERS}
+    return (set(arm.values) & set(gates.EXACT)) | unknown
+
+
+def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:
+    values = [run.readings.get(name, NOT_RECORDED) for run in runs]
+    absent = next((value for value in values if isinstance(value, Missing)), None)
+    numbers = [value for value in values if not isinstance(value, Missing)]
+    if absent is not None:
+        if not numbers:
+            return absent
+        return Missing(missing=f"varies: {min(numbers)} in some runs, {absent.missing} in others")
+    if _is_time(name):
+        return upper_median(numbers)
+    low, high = min(numbers), max(numbers)
+    return numbers[0] if low == high else Missing(missing=f"varies: {low}..{high}")
+
+
+def _is_time(name: str) -> bool:
+    if name in COUNTERS:
+        return COUNTERS[name].scope == "clock"
+    return name in METRICS and not METRICS[name].exact
+
+
+def _standing_class(klass: MetricClass, standing: Standing) -> MetricClass:
+    """Nothing has improved where the work differs, and nothing is judged where the pair cannot be."""
+    if klass == "improved" and (standing.different_work or standing.unjudged):
+        return "neutral"
+    return "neutral" if klass == "regressed" and standing.unjudged else klass
+
+
+def _note(own: str, standing: Standing) -> str:
+    mark = DIFFERENT_WORK if standing.different_work else ""
+    return "; ".join(part for part in (standing.prefix, standing.unjudged, mark, own) if part)
+
+
+def _run_ids(*arms: MeasuredArm) -> tuple[str, ...]:
+    return tuple(run.run_id for arm in arms for run in arm.runs)
+
+
+# ---- time --------------------------------------------------------------------------------------------------------
+
+
+def _time_row(name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, standing: Standing) -> TimeRow:
+    metric = METRICS[name]
+    pair = stats.paired_ratio(_block_times(name, base, head))
+    control = stats.paired_ratio(_block_times(name, base, null)) if null else None
+    klass, why = stats.classify(pair, control, lower_is_better=metric.direction == "lower")
+    if klass in ("WORSE", "BETTER") and _below_floor(metric.unit, base.value(name), head.value(name)):
+        klass, why = "SAME", f"the difference is below {ABSOLUTE_FLOOR_MS} ms"
+    if klass != "NOT_MEASURED" and standing.different_work:
+        klass, why = "DIFFERENT_WORK", ""
+    elif klass != "NOT_MEASURED" and standing.unjudged:
+        klass, why = "UNDECIDED", ""
+    return TimeRow(
+        metric=name,
+        unit=metric.unit,
+        base_median=base.value(name),
+        head_median=head.value(name),
+        ratio=pair.ratio,
+        low=pair.low,
+        high=pair.high,
+        null_ratio=control.ratio if control else Missing(missing="no null arm"),
+        blocks=pair.blocks,
+        smallest_detectable=pair.smallest_detectable,
+        klass=klass,
+        run_ids=_run_ids(base, head),
+        note=_note(why, standing),
+    )
+
+
+def _block_times(name: str, base: MeasuredArm, head: MeasuredArm) -> list[stats.BlockTimes]:
+    blocks = sorted({run.block for run in base.runs} & {run.block for run in head.runs})
+    return [stats.BlockTimes(_times(name, base, block), _times(name, head, block)) for block in blocks]
+
+
+def _times(name: str, arm: MeasuredArm, block: int) -> tuple[float, ...]:
+    values = (run.readings.get(name, NOT_RECORDED) for run in arm.runs if run.block == block)
+    return tuple(float(v) for v in values if not isinstance(v, Missing) and math.isfinite(v) and v > 0)
+
+
+def _below_floor(unit: str, base: Reading, head: Reading) -> bool:
+    if not unit.startswith("ms") or isinstance(base, Missing) or isinstance(head, Missing):
+        return False
+    return abs(head - base) < ABSOLUTE_FLOOR_MS

@@ -1,0 +1,202 @@
+"""Witnesses and invariants: small conditions over a run's counters, parsed by a whitelist.
+
+Grammar: numbers, names, + - * /, comparisons (also chained), `and`, `or`, `not`, parentheses. Nothing else is read,
+so an expression can neither call nor reach anything. A missing operand makes the whole expression Missing: an unknown
+value never makes a condition true, not even behind an `or`.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import math
+import operator
+from collections.abc import Callable, Collection, Mapping
+from functools import lru_cache
+from typing import Literal
+
+from jobs.errors import SpecError
+from jobs.model import Missing
+
+Value = bool | int | float | Missing
+Kind = Literal["number", "condition"]
+Relation = Literal["==", "<=", ">="]
+
+MAX_LENGTH = 400
+"""Longest expression read, in characters; keeps the parser's depth bounded."""
+
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_COMPARISONS: Mapping[type[ast.cmpop], Callable[[float, float], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
+_EQUATIONS: Mapping[type[ast.cmpop], Relation] = {ast.Eq: "==", ast.LtE: "<=", ast.GtE: ">="}
+
+
+class ExpressionError(SpecError):
+    """An expression that cannot be read, or that names an unknown counter; `remedy` says what to write instead."""
+
+
+def check(expr: str, names: Collection[str]) -> frozenset[str]:
+    """The names that a condition uses; raises ExpressionError unless it is a condition over known names.
+
+    A bare number and a condition without any name are refused: neither can fail because of what a run did.
+    """
+    tree = _parse(expr)
+    if _kind(tree, expr) != "condition":
+        raise ExpressionError(f'"{expr}" is a number, not a condition', f'compare it, for example "{expr} > 0"')
+    used = names_in(expr)
+    if not used:
+        raise ExpressionError(f'"{expr}" names no counter', "a condition that no run can change proves nothing")
+    for name in sorted(used - frozenset(names)):
+        near = difflib.get_close_matches(name, sorted(names), n=1)
+        remedy = f"did you mean '{near[0]}'?" if near else "known are " + ", ".join(sorted(names))
+        raise ExpressionError(f"unknown counter '{name}' in \"{expr}\"", remedy)
+    return used
+
+
+def names_in(expr: str) -> frozenset[str]:
+    """The names an expression reads."""
+    return frozenset(node.id for node in ast.walk(_parse(expr)) if isinstance(node, ast.Name))
+
+
+def evaluate(expr: str, values: Mapping[str, int | float | Missing]) -> Value:
+    """An expression's value; Missing with the reason when an operand is absent, Missing, not finite or over 0."""
+    tree = _parse(expr)
+    _kind(tree, expr)
+    return _value(tree, values)
+
+
+def holds(expr: str, values: Mapping[str, int | float | Missing]) -> bool:
+    """True only when the condition is known to be true."""
+    return evaluate(expr, values) is True
+
+
+def sides(expr: str) -> tuple[str, Relation, str] | None:
+    """Left, relation and right of a plain equation, so that both numbers can be shown; None for any other condition."""
+    tree = _parse(expr)
+    if isinstance(tree, ast.Compare) and len(tree.ops) == 1:
+        sign = _EQUATIONS.get(type(tree.ops[0]))
+        if sign is not None:
+            return ast.unparse(tree.left), sign, ast.unparse(tree.comparators[0])
+    return None
+
+
+@lru_cache(maxsize=1024)
+def _parse(expr: str) -> ast.expr:
+    if len(expr) > MAX_LENGTH:
+        raise ExpressionError(f"expression of {len(expr)} characters", f"write at most {MAX_LENGTH}")
+    try:
+        tree = ast.parse(expr.strip(), mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        reason = error.msg if isinstance(error, SyntaxError) else type(error).__name__
+        raise ExpressionError(f'cannot read "{expr}": {reason}', 'write a condition such as "page_ins > 0"') from None
+    _kind(tree, expr)
+    return tree
+
+
+def _kind(node: ast.expr, expr: str) -> Kind:
+    """Number or condition; refuses all that the grammar does not hold, and a condition used as a number."""
+    match node:
+        case ast.Constant(value=value) if type(value) in (int, float):
+            return "number"
+        case ast.Name():
+            return "number"
+        case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+            return _need("number", operand, expr)
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            return _need("condition", operand, expr)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
+            _need("number", left, expr)
+            return _need("number", right, expr)
+        case ast.BoolOp(values=parts):
+            for part in parts:
+                _need("condition", part, expr)
+            return "condition"
+        case ast.Compare(left=left, ops=ops, comparators=others) if all(type(op) in _COMPARISONS for op in ops):
+            for part in (left, *others):
+                _need("number", part, expr)
+            return "condition"
+        case _:
+            raise ExpressionError(
+                f"'{ast.unparse(node)}' is not allowed in \"{expr}\"",
+                "use numbers, counter names, + - * /, comparisons, and, or, not",
+            )
+
+
+def _need(wanted: Kind, node: ast.expr, expr: str) -> Kind:
+    found = _kind(node, expr)
+    if found != wanted:
+        raise ExpressionError(f"'{ast.unparse(node)}' in \"{expr}\" is a {found}", f"a {wanted} must stand there")
+    return found
+
+
+def _value(node: ast.expr, values: Mapping[str, int | float | Missing]) -> Value:
+    match node:
+        case ast.Constant(value=value):
+            assert isinstance(value, int | float)
+            return value
+        case ast.Name(id=name):
+            return _operand(name, values)
+        case ast.UnaryOp(op=op, operand=operand):
+            inner = _value(operand, values)
+            if isinstance(inner, Missing):
+                return inner
+            return not inner if isinstance(op, ast.Not) else -inner if isinstance(op, ast.USub) else inner
+        case ast.BinOp(left=left, op=op, right=right):
+            return _arithmetic(op, _value(left, values), _value(right, values), ast.unparse(node))
+        case ast.BoolOp(op=op, values=parts):
+            return _boolean(op, [_value(part, values) for part in parts])
+        case ast.Compare():
+            return _compare(node, [_value(part, values) for part in (node.left, *node.comparators)])
+        case _:
+            raise AssertionError(f"the parser let {ast.dump(node)} through")
+
+
+def _operand(name: str, values: Mapping[str, int | float | Missing]) -> Value:
+    value = values.get(name)
+    if value is None:
+        return Missing(missing=f"{name}: not recorded")
+    if isinstance(value, Missing):
+        return Missing(missing=f"{name}: {value.missing}")
+    return value if math.isfinite(value) else Missing(missing=f"{name}: not finite")
+
+
+def _arithmetic(op: ast.operator, left: Value, right: Value, text: str) -> Value:
+    for side in (left, right):
+        if isinstance(side, Missing):
+            return side
+    assert not isinstance(left, Missing) and not isinstance(right, Missing)
+    try:
+        result = _ARITHMETIC[type(op)](left, right)
+    except ZeroDivisionError:
+        return Missing(missing=f"{text}: division by zero")
+    except OverflowError:
+        return Missing(missing=f"{text}: out of range")
+    return result if math.isfinite(result) else Missing(missing=f"{text}: not finite")
+
+
+def _boolean(op: ast.boolop, parts: list[Value]) -> Value:
+    for part in parts:
+        if isinstance(part, Missing):
+            return part
+    return all(parts) if isinstance(op, ast.And) else any(parts)
+
+
+def _compare(node: ast.Compare, operands: list[Value]) -> Value:
+    for operand in operands:
+        if isinstance(operand, Missing):
+            return operand
+    numbers = [operand for operand in operands if not isinstance(operand, Missing)]
+    return all(
+        _COMPARISONS[type(op)](left, right) for op, left, right in zip(node.ops, numbers, numbers[1:], strict=False)
+    )

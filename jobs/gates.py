@@ -1,0 +1,127 @@
+"""Which exact metrics gate, in which direction, by which rules; and the equations that must close on every run.
+
+Rules for zero and for what is not there: 0 against 0 is the same; 0 against 5 is "new non-zero" and judged by
+direction; 5 against 0 is "now zero"; 0.0 and -0.0 are equal; NaN and infinities are no measurements; a metric that
+one side did not record is new, vanished or not recorded, never equal.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from engine.counters import COUNTERS
+from jobs.metrics import METRICS, NOT_RECORDED, Direction
+from jobs.model import Expectation, Missing, Reading
+from jobs.verdict import MetricClass
+
+GATING: frozenset[str] = frozenset(
+    {
+        "htod_bytes",
+        "segments",
+        "fallbacks",
+        "vmm_calls_steady",
+        "alloc_calls_steady",
+        "host_syncs",
+        "graph_nodes",
+        "peak_committed_bytes",
+        "peak_resident_bytes",
+    }
+)
+"""Exact metrics that may turn the exit code red. All others are listed and never gate."""
+
+CLOSING: tuple[str, ...] = (
+    "hits + page_ins == touches",
+    "page_ins == retained_page_ins + bypassed_page_ins + staged_page_ins",
+    "htod_bytes == retained_bytes + bypassed_page_in_bytes + staged_bytes",
+    "htod_bytes == device_htod_bytes",
+    "ref_underflows == 0",
+    "unaccounted_bytes == 0",
+    "quarantined_bytes == 0",
+    "oversubscribed_bytes == 0",
+)
+"""Equations that the judge closes itself from the recorded counters, whatever the engine says of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactMetric:
+    """One exact figure: a counter, or a metric made of counters."""
+
+    name: str
+    unit: str
+    direction: Direction
+    gating: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ruling:
+    """How base and head compare in one exact metric."""
+
+    klass: MetricClass
+    delta: Reading
+    note: str = ""
+
+
+def _exact_metrics() -> dict[str, ExactMetric]:
+    counters = (
+        ExactMetric(c.name, c.unit, c.direction, c.name in GATING) for c in COUNTERS.values() if c.scope != "clock"
+    )
+    derived = (ExactMetric(m.name, m.unit, m.direction, m.gating) for m in METRICS.values() if m.exact)
+    return {row.name: row for row in (*counters, *derived)}
+
+
+EXACT: Mapping[str, ExactMetric] = MappingProxyType(_exact_metrics())
+"""Every exact metric by name, in the order of its registry. `GATING` is a subset."""
+
+assert frozenset(EXACT) >= GATING, "a gating metric that no registry defines"
+
+
+def exact_metric(name: str) -> ExactMetric:
+    """An exact metric's row; a name that no registry holds has no direction and so cannot gate."""
+    return EXACT.get(name) or ExactMetric(name, "count", "neutral", False)
+
+
+def matching(expectations: Iterable[Expectation], metric: str, cell: str) -> Expectation | None:
+    """The first declared change that covers a metric in a cell; `cell` of a declaration is a shell pattern."""
+    for expectation in expectations:
+        if expectation.metric == metric and fnmatch.fnmatchcase(cell, expectation.cell):
+            return expectation
+    return None
+
+
+def rule(metric: ExactMetric, base: Reading, head: Reading, declared: Expectation | None = None) -> Ruling:
+    """Compare two readings of one exact metric; integers as integers."""
+    if isinstance(base, Missing) or isinstance(head, Missing):
+        return _absent(base, head)
+    delta = head - base
+    if delta == 0:
+        note = f"a declared change did not happen: {declared.reason}" if declared else ""
+        return Ruling("same", delta, note)
+    went = "higher" if delta > 0 else "lower"
+    zero = "new non-zero" if base == 0 else "now zero" if head == 0 else ""
+    if declared and declared.change in ("any", went):
+        return Ruling("declared", delta, _join(zero, f"declared: {declared.reason}"))
+    against = f"declared {declared.change}, went {went}" if declared else ""
+    if not metric.gating or metric.direction == "neutral":
+        return Ruling("neutral", delta, _join(zero, against))
+    return Ruling("improved" if went == metric.direction else "regressed", delta, _join(zero, against))
+
+
+def _absent(base: Reading, head: Reading) -> Ruling:
+    if base == NOT_RECORDED and head == NOT_RECORDED:
+        return Ruling("not_recorded", NOT_RECORDED)
+    for side, reading in (("base", base), ("head", head)):
+        if isinstance(reading, Missing) and reading.missing.startswith("varies"):
+            return Ruling("varies", reading, f"{side} {reading.missing}")
+    if base == NOT_RECORDED and not isinstance(head, Missing):
+        return Ruling("new", NOT_RECORDED, "base does not record it")
+    if head == NOT_RECORDED and not isinstance(base, Missing):
+        return Ruling("vanished", NOT_RECORDED, "head does not record it")
+    reasons = [f"{side}: {r.missing}" for side, r in (("base", base), ("head", head)) if isinstance(r, Missing)]
+    return Ruling("not_recorded", Missing(missing="; ".join(reasons)), "; ".join(reasons))
+
+
+def _join(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)

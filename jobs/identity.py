@@ -1,0 +1,310 @@
+"""Token identity: comparing streams of ids, every generation including warm-ups.
+
+Order of questions: does an arm equal itself over its runs (else NONDETERMINISTIC), over its generations (else its own
+state is corrupted, deterministically), and only then: does it equal base, generation by generation. A difference is a
+VIOLATION when base's own gap rules a near tie out, else UNADJUDICATED: a near tie needs a teacher-forced oracle, and
+none was run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from jobs.model import IdentityContract, Lock, RunRecord
+from jobs.verdict import IdentityClass, IdentityRow
+
+What = Literal["pair", "self", "null"]
+Number = TypeVar("Number", int, float)
+
+CONTEXT = 4
+"""Ids shown on each side of a difference."""
+
+NO_ORACLE = "no oracle was run"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The ids of one generation of one run. `run` is the arm's run number, from 1, in block order."""
+
+    arm: str
+    run_id: str
+    run: int
+    generation: int
+    ids: tuple[int, ...]
+    stop: str | None
+    gaps: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ArmStreams:
+    """An arm's streams on one card: run by run, each by generation."""
+
+    arm: str
+    runs: tuple[tuple[Stream, ...], ...]
+
+    def generations(self) -> list[int]:
+        """Generation indices that every run has."""
+        common = set.intersection(*({s.generation for s in run} for run in self.runs)) if self.runs else set()
+        return sorted(common)
+
+    def of(self, generation: int) -> list[Stream]:
+        """One generation's stream of each run."""
+        return [stream for run in self.runs for stream in run if stream.generation == generation]
+
+    def run_ids(self) -> tuple[str, ...]:
+        """Runs that gave these streams."""
+        return tuple(run[0].run_id for run in self.runs if run)
+
+
+def streams_of(arm: str, records: Sequence[RunRecord]) -> ArmStreams:
+    """The streams of an arm's runs, in the order given. Empty ids stay: a generation without tokens is not absent."""
+    return ArmStreams(
+        arm,
+        tuple(
+            tuple(
+                Stream(arm, record.run_id, number, g.index, g.ids, g.stop_reason, g.gaps)
+                for g in sorted(record.generations, key=lambda g: g.index)
+            )
+            for number, record in enumerate(records, start=1)
+        ),
+    )
+
+
+def self_row(streams: ArmStreams) -> IdentityRow:
+    """An arm against itself: first over its runs, generation by generation, then over its generations."""
+    indices = streams.generations()
+    if not indices:
+        return _missing(streams.arm, streams.arm, "self", "no generation to compare")
+    compared = 0
+    for index in indices:
+        first, *others = streams.of(index)
+        for other in others:
+            compared += min(len(first.ids), len(other.ids))
+            if _differ(first, other):
+                note = f"runs of one build and config disagree in generation {index}"
+                return _row(first, other, "NONDETERMINISTIC", "self", compared, note, by_run=True)
+    first = streams.of(indices[0])[0]
+    for index in indices[1:]:
+        other = streams.of(index)[0]
+        compared += min(len(first.ids), len(other.ids))
+        if _differ(first, other):
+            shape = _prefix_class(first, other)
+            # Same process, same context, one reduction order: no near tie can excuse this.
+            return _row(first, other, shape or "VIOLATION", "self", compared, _repeats(streams, indices[0], index))
+    return _equal(streams, streams, "self", indices, compared)
+
+
+def pair_row(
+    base: ArmStreams,
+    other: ArmStreams,
+    contract: IdentityContract,
+    what: What = "pair",
+    unsteady: Collection[str] = (),
+) -> IdentityRow:
+    """Base against another arm; `unsteady` names the arms whose `self_row` was NONDETERMINISTIC.
+
+    The row shows the first generation that differs; the note names the others. IDENTICAL means: every generation, and
+    both arms repeat themselves over their runs.
+    """
+    indices = sorted(set(base.generations()) & set(other.generations()))
+    if not indices:
+        return _missing(base.arm, other.arm, what, "an arm has no generation to compare")
+    wavering = [arm.arm for arm in (base, other) if arm.arm in unsteady]
+    if wavering:
+        left, right = _closest_difference(base, other, indices)
+        note = " and ".join(wavering) + (
+            " do not repeat themselves" if len(wavering) > 1 else " does not repeat itself"
+        )
+        return _row(left, right, "NONDETERMINISTIC", what, min(len(left.ids), len(right.ids)), note)
+    pairs = [(base.of(index)[0], other.of(index)[0]) for index in indices]
+    compared = sum(min(len(left.ids), len(right.ids)) for left, right in pairs) * min(len(base.runs), len(other.runs))
+    bad = [(left, right) for left, right in pairs if _differ(left, right) and not _allowed(left, right, contract)]
+    if not bad:
+        return _equal(base, other, what, indices, compared)
+    left, right = bad[0]
+    later = left.generation != indices[0]
+    klass, why = _class_of(left, right, contract, later=later)
+    return _row(left, right, klass, what, compared, _generations_note(bad, indices, why))
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Number of leading ids that are equal."""
+    for index, (a, b) in enumerate(zip(left, right, strict=False)):
+        if a != b:
+            return index
+    return min(len(left), len(right))
+
+
+# ---- classes -----------------------------------------------------------------------------------------------------
+
+
+def _differ(left: Stream, right: Stream) -> bool:
+    return left.ids != right.ids or left.stop != right.stop
+
+
+def _allowed(left: Stream, right: Stream, contract: IdentityContract) -> bool:
+    """Whether a prefix contract forgives the difference: the shorter list is reached and equal."""
+    shorter = min(len(left.ids), len(right.ids))
+    return contract.compare == "prefix" and shorter > 0 and common_prefix(left.ids, right.ids) == shorter
+
+
+def _prefix_class(left: Stream, right: Stream) -> Literal["SHORT", "LONG"] | None:
+    """SHORT or LONG when one list is the beginning of the other, or only the stop differs; seen from `right`."""
+    prefix = common_prefix(left.ids, right.ids)
+    if prefix < min(len(left.ids), len(right.ids)):
+        return None
+    if len(left.ids) != len(right.ids):
+        return "SHORT" if len(right.ids) < len(left.ids) else "LONG"
+    # Equal ids, other stop: whoever ran to the length asked for went further than one that ended or was cut off.
+    return "SHORT" if left.stop == "length" or right.stop is None else "LONG"
+
+
+def _class_of(left: Stream, right: Stream, contract: IdentityContract, *, later: bool) -> tuple[IdentityClass, str]:
+    shape = _prefix_class(left, right)
+    if shape:
+        return shape, f"equal up to there; {_ends(left)}; {_ends(right)}"
+    if later:
+        return "VIOLATION", "earlier generations are equal: state is corrupted from there on"
+    at = common_prefix(left.ids, right.ids)
+    gap = left.gaps[at] if at < len(left.gaps) else None
+    # Both ids of a near tie stand within `band` of the oracle, and base within band / 2 of it, so that base's own gap
+    # is at most 2 x band; the contract caps the band. Beyond that no oracle could make it a near tie.
+    if gap is not None and gap > 2 * contract.near_tie_cap:
+        return "VIOLATION", f"base's gap there is {gap:.4g}, too clear for a near tie"
+    known = "is not recorded" if gap is None else f"is {gap:.4g}"
+    return (
+        "UNADJUDICATED",
+        f"base's gap there {known}; {NO_ORACLE}, so a near tie is not excused and it counts as VIOLATION",
+    )
+
+
+def _ends(stream: Stream) -> str:
+    return f"{stream.arm}: {_count(len(stream.ids), 'id')}, stop {stream.stop or 'not declared'}"
+
+
+# ---- rows --------------------------------------------------------------------------------------------------------
+
+
+def _row(
+    left: Stream, right: Stream, klass: IdentityClass, what: What, compared: int, note: str, *, by_run: bool = False
+) -> IdentityRow:
+    at = common_prefix(left.ids, right.ids)
+    differs = at < max(len(left.ids), len(right.ids))
+    return IdentityRow(
+        klass=klass,
+        left=_label(left, what, by_run=by_run),
+        right=_label(right, what, by_run=by_run),
+        what=what,
+        compared=compared,
+        common_prefix=at,
+        left_length=len(left.ids),
+        right_length=len(right.ids),
+        left_stop=left.stop,
+        right_stop=right.stop,
+        first_difference=at if differs else None,
+        left_id=_at(left.ids, at),
+        right_id=_at(right.ids, at),
+        left_gap=_at(left.gaps, at),
+        right_gap=_at(right.gaps, at),
+        generation=right.generation,
+        left_context=left.ids[max(0, at - CONTEXT) : at + CONTEXT + 1] if differs else (),
+        right_context=right.ids[max(0, at - CONTEXT) : at + CONTEXT + 1] if differs else (),
+        run_ids=tuple(dict.fromkeys((left.run_id, right.run_id))),
+        note=note,
+    )
+
+
+def _equal(left: ArmStreams, right: ArmStreams, what: What, indices: Sequence[int], compared: int) -> IdentityRow:
+    first, second = left.of(indices[0])[0], right.of(indices[0])[0]
+    runs = len(left.runs) if what == "self" else min(len(left.runs), len(right.runs))
+    note = f"{_count(len(indices), 'generation')} in each of {_count(runs, 'run')}"
+    if first.ids != second.ids or first.stop != second.stop:
+        note += "; equal as far as the shorter goes, which the prefix contract allows"
+    return _row(first, second, "IDENTICAL", what, compared, note).model_copy(
+        update={
+            "left": left.arm,
+            "right": right.arm,
+            "generation": None,
+            "run_ids": tuple(dict.fromkeys((*left.run_ids(), *right.run_ids()))),
+        }
+    )
+
+
+def _missing(left: str, right: str, what: What, note: str) -> IdentityRow:
+    return IdentityRow(
+        klass="MISSING",
+        left=left,
+        right=right,
+        what=what,
+        compared=0,
+        common_prefix=0,
+        left_length=0,
+        right_length=0,
+        note=note,
+    )
+
+
+def _label(stream: Stream, what: What, *, by_run: bool) -> str:
+    if what != "self":
+        return stream.arm
+    return f"{stream.arm} gen {stream.generation}" + (f" run {stream.run}" if by_run else "")
+
+
+def _repeats(streams: ArmStreams, first: int, index: int) -> str:
+    runs = len(streams.runs)
+    if runs == 1:
+        return f"generation {index} differs from generation {first}; one run only, so whether it repeats is not known"
+    return f"generation {index} differs from generation {first} in the same way in all {runs} runs: state is corrupted"
+
+
+def _generations_note(bad: Iterable[tuple[Stream, Stream]], indices: Sequence[int], why: str) -> str:
+    differing = [left.generation for left, _ in bad]
+    equal = [index for index in indices if index not in differing]
+    if not equal:
+        return (
+            f"{f'all {len(indices)} generations differ' if len(indices) > 1 else 'the one generation differs'}; {why}"
+        )
+    return f"{_listed(differing, 'differ')}, {_listed(equal, 'equal')}; {why}"
+
+
+def _listed(generations: Sequence[int], word: str) -> str:
+    listed = ", ".join(map(str, generations))
+    if word == "equal":
+        return f"{listed} {'is' if len(generations) == 1 else 'are'} equal"
+    return f"generation {listed} differs" if len(generations) == 1 else f"generations {listed} differ"
+
+
+def _closest_difference(base: ArmStreams, other: ArmStreams, indices: Sequence[int]) -> tuple[Stream, Stream]:
+    """The first pair of streams that differ; the first pair of all when none does."""
+    for index in indices:
+        for left in base.of(index):
+            for right in other.of(index):
+                if _differ(left, right):
+                    return left, right
+    return base.of(indices[0])[0], other.of(indices[0])[0]
+
+
+def _at(values: Sequence[Number], index: int) -> Number | None:
+    return values[index] if index < len(values) else None
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'s' * (number != 1)}"
+
+
+def broken_locks(locks: Iterable[Lock], prompt: str, streams: ArmStreams) -> list[tuple[Lock, str]]:
+    """Locks of a prompt that an arm breaks in any generation, with what it gave instead."""
+    broken = []
+    for lock in locks:
+        accepted = {lock.expected, *lock.allowed}
+        for stream in (stream for run in streams.runs for stream in run) if lock.prompt == prompt else ():
+            got = _at(stream.ids, lock.index)
+            if got not in accepted:
+                given = "no id" if got is None else f"id {got}"
+                wanted = " or ".join(map(str, sorted(accepted)))
+                where = f"generation {stream.generation}, run {stream.run}"
+                broken.append((lock, f"{given} at index {lock.index} where {wanted} is locked ({where})"))
+                break
+    return broken

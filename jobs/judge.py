@@ -1,0 +1,121 @@
+"""From one frozen input document to one verdict document: pure, and deterministic under order and duplicates of its
+rows.
+
+No clock, no randomness, no I/O. The manifest decides which cells and runs there are; an absent one never reads as
+pass.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+
+from jobs import outcomes, wording
+from jobs.docket import Docket
+from jobs.judge_cell import JudgedCell, judge_cell
+from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
+from jobs.verdict import Finding, FollowUp, Outcome, Verdict
+
+
+def judge(doc: JudgeInput) -> Verdict | tuple[FollowUp, ...]:
+    """The verdict on a sweep, or what else must be run first. This first form always answers with a verdict."""
+    doc = normalise(doc)
+    given = {cell.plan.cell: cell for cell in doc.cells}
+    judged = [_judge_plan(doc, plan, given.get(plan.cell)) for plan in doc.manifest.cells]
+    findings = outcomes.worst_first(
+        [*_document_findings(doc), *(finding for cell in judged for finding in cell.findings)]
+    )
+    leading = outcomes.leading(findings)
+    cells = tuple(cell.verdict for cell in judged)
+    outcome: Outcome = leading.outcome if leading else "PASS"
+    if leading is None and any(cell.outcome == "IMPROVED" for cell in cells):
+        outcome = "IMPROVED"
+    gate = doc.manifest.gate
+    return Verdict(
+        sweep=doc.manifest.name,
+        outcome=outcome,
+        exit_code=outcomes.fold(finding.exit_code for finding in findings),
+        headline=wording.headline(outcome, leading, findings, cells),
+        next_step=wording.next_step(leading, outcome),
+        findings=findings,
+        cells=cells,
+        set_aside=tuple(row for cell in judged for row in cell.set_aside),
+        blind_spots=wording.blind_spots(doc, cells),
+        cells_expected=len(doc.manifest.cells),
+        cells_judged=sum(cell.compared for cell in judged),
+        varies=doc.manifest.varies,
+        gate={"identity": gate.identity, "exact": gate.exact, "time": gate.time},
+        input_digest=input_digest(doc),
+        stamp=doc.stamp,
+    )
+
+
+def normalise(doc: JudgeInput) -> JudgeInput:
+    """The same document in its one order: cells as in the manifest, runs by block and position, no duplicate rows."""
+    plans: dict[str, dict[str, CellPlan]] = {}
+    runs: dict[str, dict[str, RunFact]] = {}
+    for cell in doc.cells:
+        plans.setdefault(cell.plan.cell, {})[_text(cell.plan)] = cell.plan
+        rows = runs.setdefault(cell.plan.cell, {})
+        rows.update({_text(run): _ordered(run) for run in cell.runs})
+    order = {plan.cell: index for index, plan in enumerate(doc.manifest.cells)}
+    cells = [
+        CellInput(plan=plan, runs=tuple(sorted(runs[name].values(), key=_run_key)) if index == 0 else ())
+        for name in sorted(plans, key=lambda name: (order.get(name, len(order)), name))
+        for index, (_, plan) in enumerate(sorted(plans[name].items()))
+    ]
+    return doc.model_copy(update={"cells": tuple(cells)})
+
+
+def input_digest(doc: JudgeInput) -> str:
+    """sha256 of a normalised document. Like `Document.digest`, but a NaN in a broken record does not stop it."""
+    text = json.dumps(doc.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _judge_plan(doc: JudgeInput, plan: CellPlan, given: CellInput | None) -> JudgedCell:
+    runs = given.runs if given else ()
+    first: dict[str, RunFact] = {}
+    for run in runs:
+        first.setdefault(run.run_id, run)
+    return judge_cell(doc.manifest, plan, tuple(first.values()))
+
+
+def _document_findings(doc: JudgeInput) -> Iterable[Finding]:
+    """Faults of the document itself: rows that contradict the manifest or each other."""
+    planned = {plan.cell: plan for plan in doc.manifest.cells}
+    if not planned:
+        empty = Docket("", doc.manifest.gate)
+        empty.add("MISSING", "identity", "the manifest holds no cell: nothing was asked, so nothing is proven")
+        yield from empty.findings()
+    for cell in doc.cells:
+        docket = Docket(cell.plan.cell, doc.manifest.gate)
+        if cell.plan.cell not in planned:
+            docket.add("INFRASTRUCTURE", "infrastructure", "results for a cell that the manifest does not hold")
+        elif cell.plan != planned[cell.plan.cell]:
+            docket.add("INFRASTRUCTURE", "infrastructure", "results for a plan that is not the manifest's")
+        ids = [run.run_id for run in cell.runs]
+        for run_id in sorted({run_id for run_id in ids if ids.count(run_id) > 1}):
+            message = f"run {run_id} is there twice with different content"
+            docket.add("INFRASTRUCTURE", "infrastructure", message, run_ids=[run_id])
+        yield from docket.findings()
+
+
+def _ordered(run: RunFact) -> RunFact:
+    """A run with its attempts and generations in order."""
+    attempts = tuple(sorted(run.attempts, key=lambda attempt: (attempt.number, attempt.attempt_id)))
+    if run.record is None:
+        return run.model_copy(update={"attempts": attempts})
+    generations = tuple(sorted(run.record.generations, key=lambda generation: (generation.index, _text(generation))))
+    record = run.record.model_copy(update={"generations": generations})
+    return run.model_copy(update={"attempts": attempts, "record": record})
+
+
+def _run_key(run: RunFact) -> tuple[int, int, str, str]:
+    return (run.block, run.position, run.run_id, _text(run))
+
+
+def _text(piece: CellPlan | RunFact | object) -> str:
+    assert hasattr(piece, "model_dump"), piece
+    return json.dumps(piece.model_dump(mode="json"), sort_keys=True)

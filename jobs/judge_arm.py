@@ -1,0 +1,171 @@
+"""One arm of one cell: which of its runs count, what they say by themselves, and how the arm is shown."""
+
+from __future__ import annotations
+
+from collections import Counter as Tally
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from jobs import checks, expressions
+from jobs.compare import MeasuredArm, MeasuredRun, measured_arm
+from jobs.metrics import readings
+from jobs.model import ArmPlan, CellPlan, Equation, Missing, Reading, RunFact, RunRecord
+from jobs.order import RUNS_PER_REPEAT
+from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
+
+TOP_KEYS = 10
+"""Keys shown of an arm, those with the most streamed bytes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArmEvidence:
+    """What is known of an arm before it is compared with another."""
+
+    plan: ArmPlan
+    expected: int  # runs that the manifest asks for
+    runs: tuple[RunFact, ...]  # in block order
+    endings: tuple[tuple[RunFact, checks.Ending], ...]
+    measured: MeasuredArm
+    witnesses: tuple[WitnessRow, ...]
+    invariants: tuple[InvariantRow, ...]
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+    def records(self) -> list[RunRecord]:
+        """Records of the runs that count."""
+        return [run.record for run in self.measured.runs]
+
+    def counted(self) -> list[RunFact]:
+        """Runs that count."""
+        return [run for run, end in self.endings if end.kind == "measured"]
+
+    def ended(self, kind: checks.EndKind) -> list[tuple[RunFact, checks.Ending]]:
+        """Runs that ended in one way."""
+        return [(run, end) for run, end in self.endings if end.kind == kind]
+
+
+def weigh(plan: CellPlan, arm: ArmPlan, runs: Sequence[RunFact]) -> ArmEvidence:
+    """Sort an arm's runs by how they ended, and evaluate witnesses and equations on those that count."""
+    endings = tuple((run, checks.ending(run)) for run in runs)
+    counted = []
+    for run, end in endings:
+        if end.kind == "measured":
+            assert run.record is not None, run.run_id
+            values = readings(run.record, plan.settings.decode_skip)
+            counted.append(MeasuredRun(run.run_id, run.block, run.record, values))
+    expected = max(plan.blocks * plan.repeats * RUNS_PER_REPEAT, len(runs))
+    measured = measured_arm(arm.name, counted)
+    return ArmEvidence(
+        arm, expected, tuple(runs), endings, measured, _witnesses(plan, measured), _invariants(plan, measured)
+    )
+
+
+def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | None]) -> ArmView:
+    """The arm as a reader sees it. Facts, seams and keys are those of its first run that counts."""
+    records = evidence.records()
+    first = records[0] if records else None
+    plan = evidence.plan
+    return ArmView(
+        arm=plan.name,
+        role=plan.role,
+        source=plan.source,
+        commit=plan.commit,
+        engine_digest=first.engine_digest if first else "",
+        config={**config, **plan.config},
+        runs_expected=evidence.expected,
+        runs_complete=len(records),
+        values=dict(evidence.measured.values),
+        facts={k: v for k, v in first.facts.items() if not isinstance(v, float) or v == v} if first else {},
+        seams=first.seams if first else (),
+        top_keys=_top_keys(first) if first else (),
+        card=str(first.device.get("name", "")) if first else "",
+        uuid=", ".join(sorted({str(record.device.get("uuid", "")) for record in records})),
+        certificates=_tally(record.certificate.verdict for record in records if record.certificate),
+        stop_reasons=_tally(g.stop_reason or "none" for record in records for g in record.generations),
+    )
+
+
+def set_aside(cell: str, evidence: ArmEvidence) -> list[SetAside]:
+    """Attempts that do not count, runs whose card was not clear, and retracted runs; each with its reason."""
+    rows = []
+    for run, end in evidence.endings:
+        for attempt in sorted(run.attempts, key=lambda attempt: attempt.number):
+            if attempt.state in ("refused", "contaminated", "failed", "lost", "cancelled"):
+                rows.append((run.run_id, attempt.attempt_id, str(attempt.state), attempt.reason))
+        if run.record is not None and run.state == "complete" and end.kind != "measured":
+            rows.append((run.run_id, run.record.attempt_id, end.word, end.detail))
+    return [
+        SetAside(cell=cell, arm=evidence.name, run_id=run, attempt_id=attempt, state=state, reason=reason)
+        for run, attempt, state, reason in dict.fromkeys(rows)
+    ]
+
+
+def _witnesses(plan: CellPlan, arm: MeasuredArm) -> tuple[WitnessRow, ...]:
+    """Each witness that asks this arm: it holds when it holds on every run that counts, and on one at least."""
+    rows = []
+    for witness in plan.witnesses:
+        if witness.arms and arm.name not in witness.arms:
+            continue
+        unmet = [run for run in arm.runs if not _holds(witness.expr, run.readings)]
+        shown = (unmet or list(arm.runs))[:1]
+        values = {name: _reading(name, run) for run in shown for name in _names(witness.expr)}
+        rows.append(WitnessRow(expr=witness.expr, arm=arm.name, holds=bool(arm.runs) and not unmet, values=values))
+    return tuple(rows)
+
+
+def _holds(expr: str, values: Mapping[str, Reading]) -> bool:
+    try:
+        return expressions.holds(expr, values)
+    except expressions.ExpressionError:
+        return False
+
+
+def _names(expr: str) -> list[str]:
+    try:
+        return sorted(expressions.names_in(expr))
+    except expressions.ExpressionError:
+        return []
+
+
+def _reading(name: str, run: MeasuredRun) -> Reading:
+    return run.readings.get(name, Missing(missing="not recorded"))
+
+
+def _invariants(plan: CellPlan, arm: MeasuredArm) -> tuple[InvariantRow, ...]:
+    """One row for each equation: it holds when it holds on every run; the worst run's numbers are shown."""
+    by_name: dict[str, list[checks.Evaluated]] = {}
+    for run in arm.runs:
+        for evaluated in checks.evaluate_equations(plan, run.record, run.readings):
+            by_name.setdefault(evaluated.name, []).append(evaluated)
+    return tuple(_invariant_row(name, arm.name, results) for name, results in by_name.items())
+
+
+def _invariant_row(name: str, arm: str, results: Sequence[checks.Evaluated]) -> InvariantRow:
+    broken = [result for result in results if not result.holds]
+    unread = [result for result in broken if result.equation is None]
+    worst = max((result.equation for result in broken or results if result.equation), key=_distance, default=None)
+    notes = dict.fromkeys(result.note for result in broken if result.note)
+    return InvariantRow(
+        name=name,
+        arm=arm,
+        holds=not broken,
+        checked=len(results) - len(unread),
+        worst=worst,
+        note="; ".join(notes),
+    )
+
+
+def _distance(equation: Equation) -> float:
+    return abs(equation.lhs - equation.rhs)
+
+
+def _top_keys(record: RunRecord) -> tuple[tuple[str, int, int], ...]:
+    streamed = [(key.key, key.nbytes * (key.retained + key.bypassed), key.bypassed) for key in record.keys]
+    moving = [row for row in streamed if row[1] > 0]
+    return tuple(sorted(moving, key=lambda row: (-row[1], row[0]))[:TOP_KEYS])
+
+
+def _tally(words: Iterable[str]) -> dict[str, int]:
+    return dict(sorted(Tally(words).items()))

@@ -1,0 +1,172 @@
+"""One cell, judged: its runs by themselves, then each arm against base."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from jobs import compare, judge_pair, judge_runs, outcomes
+from jobs.docket import Docket
+from jobs.judge_arm import ArmEvidence, set_aside, view, weigh
+from jobs.model import CellPlan, Manifest, RunFact
+from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome, SetAside, TimeRow
+
+DIFFERS = frozenset({"VIOLATION", "SHORT", "LONG", "UNADJUDICATED", "NONDETERMINISTIC"})
+"""Identity classes after which two arms no longer did the same work."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedCell:
+    """A cell's verdict with what the sweep's verdict collects from it. `compared`: base and head met token by token."""
+
+    verdict: CellVerdict
+    findings: tuple[Finding, ...]
+    set_aside: tuple[SetAside, ...]
+    compared: bool
+
+
+def judge_cell(manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact]) -> JudgedCell:
+    """Judge one cell of the manifest; `runs` in block order, without duplicates."""
+    return _Cell(manifest, plan, runs).judge()
+
+
+class _Cell:
+    """The steps of one cell's judgement, in order, over one docket."""
+
+    def __init__(self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact]) -> None:
+        self.manifest = manifest
+        self.plan = plan
+        self.docket = Docket(plan.cell, manifest.gate)
+        known = {arm.name: arm for arm in manifest.arms}
+        self.arms = [
+            weigh(plan, known[name], [run for run in runs if run.arm == name]) for name in plan.arms if name in known
+        ]
+        self.base = next((arm for arm in self.arms if arm.plan.role == "base"), None)
+        self.nulls = [arm for arm in self.arms if arm.plan.role == "null"]
+        self.others = [arm for arm in self.arms if arm.plan.role in ("head", "variant")]
+        heads = [arm for arm in self.others if arm.plan.role == "head"]
+        self.tested = heads or self.others
+        self.strangers = sorted({run.arm for run in runs} - {arm.name for arm in self.arms})
+        self.notes: list[str] = []
+        self.self_rows: dict[str, tuple[IdentityRow, ...]] = {}
+        self.pair_rows: dict[str, tuple[IdentityRow, ...]] = {}
+        self.exact: list[MetricRow] = []
+        self.time: list[TimeRow] = []
+
+    def judge(self) -> JudgedCell:
+        """Run all steps and put the cell's verdict together."""
+        self._cast()
+        judge_runs.find_endings(self.docket, self.base, self.arms)
+        for arm in self.arms:
+            judge_runs.find_faults(self.docket, self.plan, arm, is_base=arm is self.base)
+        vacuous = judge_runs.find_vacuous(self.docket, self.arms)
+        strays = {arm.name for arm in self.arms if judge_runs.find_own_mismatches(self.docket, self.plan, arm)}
+        for arm in self.arms:
+            self._alone(arm)
+        if self.base is not None:
+            for arm in (*self.nulls, *self.others):
+                self._against_base(self.base, arm, vacuous, strays)
+        self._own_lengths_and_corruption()
+        return self._conclude()
+
+    def _cast(self) -> None:
+        """Whether the cell has arms to compare at all."""
+        if self.base is None:
+            self.docket.add("MISSING", "identity", "the cell has no base arm")
+        if not self.tested:
+            self.docket.add("MISSING", "identity", "the cell has no arm under test")
+        for name in self.strangers:
+            self.docket.add("INFRASTRUCTURE", "infrastructure", f"runs of an arm {name!r} that the cell does not have")
+
+    def _alone(self, arm: ArmEvidence) -> None:
+        contract = self.manifest.identity
+        if arm.records():
+            self.self_rows[arm.name] = judge_pair.judge_self(self.docket, arm, contract)
+            judge_pair.find_varying(self.docket, arm)
+            self.notes += judge_pair.find_locks(self.docket, self.plan, arm, contract)
+
+    def _against_base(self, base: ArmEvidence, arm: ArmEvidence, vacuous: Sequence[str], strays: set[str]) -> None:
+        both = bool(base.records() and arm.records())
+        comparable = not strays & {base.name, arm.name}
+        if both and judge_pair.find_mismatches(self.docket, base, arm, self._varies(arm)):
+            comparable = False
+        unsteady = [n for n, rows in self.self_rows.items() if any(r.klass == "NONDETERMINISTIC" for r in rows)]
+        unmet = [name for name in vacuous if name in (base.name, arm.name)]
+        rows = judge_pair.judge_identity(
+            base, arm, self.manifest.identity, unsteady=unsteady, vacuous=unmet, comparable=comparable
+        )
+        self.pair_rows[arm.name] = rows
+        judge_pair.find_differences(self.docket, arm, rows)
+        if not both:
+            return
+        if arm.plan.role == "null":
+            if comparable:
+                judge_pair.find_null_differences(self.docket, base, arm)
+        elif arm in self.tested:
+            self._figures(base, arm, rows, unmet, comparable)
+        else:
+            self.notes.append(f"{arm.name} is a variant: its tokens are judged, its counters are shown")
+
+    def _figures(
+        self, base: ArmEvidence, arm: ArmEvidence, rows: Sequence[IdentityRow], unmet: Sequence[str], comparable: bool
+    ) -> None:
+        reason = compare.NOT_COMPARABLE if not comparable else compare.NOT_ENGAGED if unmet else ""
+        standing = compare.Standing(
+            different_work=any(row.klass in DIFFERS for row in rows),
+            unjudged=reason,
+            prefix=f"arm {arm.name}" if len(self.tested) > 1 else "",
+        )
+        null = self.nulls[0] if self.nulls else None
+        self.exact += judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
+        self.time += judge_pair.judge_time(self.docket, self.manifest, base, arm, null, standing)
+
+    def _varies(self, arm: ArmEvidence) -> tuple[str, ...]:
+        """A null arm is base again: nothing may differ on purpose."""
+        return () if arm.plan.role == "null" else self.manifest.varies
+
+    def _own_lengths_and_corruption(self) -> None:
+        """What an arm does against itself or against the request, where the pair's finding does not say it already."""
+        base_rows = self.self_rows.get(self.base.name, ()) if self.base else ()
+        base_corrupt = any(row.klass in DIFFERS for row in base_rows)
+        for arm in self.arms:
+            is_base = arm is self.base
+            pair = {row.klass for row in self.pair_rows.get(arm.name, ())}
+            if is_base or not pair & {"SHORT", "LONG"}:
+                judge_runs.find_lengths(self.docket, self.plan, arm, itself=is_base)
+            shared = base_corrupt and pair <= {"IDENTICAL", "VACUOUS"}
+            if is_base or not (pair & DIFFERS or shared):
+                rows = self.self_rows.get(arm.name, ())
+                judge_pair.find_self_corruption(self.docket, arm, rows, is_base=is_base)
+
+    def _conclude(self) -> JudgedCell:
+        findings = self.docket.findings()
+        names = {arm.name for arm in self.tested}
+        compared = any(
+            row.klass not in ("MISSING", "NOT_COMPARABLE") for name in names for row in self.pair_rows.get(name, ())
+        )
+        verdict = CellVerdict(
+            cell=self.plan.cell,
+            outcome=self._outcome(findings),
+            exit_code=outcomes.fold(finding.exit_code for finding in findings),
+            model=self.plan.model,
+            prompt=self.plan.prompt,
+            arms=tuple(view(arm, self.plan.config) for arm in self.arms),
+            identity=tuple(row for rows in (*self.pair_rows.values(), *self.self_rows.values()) for row in rows),
+            witnesses=tuple(row for arm in self.arms for row in arm.witnesses),
+            invariants=tuple(row for arm in self.arms for row in arm.invariants),
+            exact=tuple(self.exact),
+            time=tuple(self.time),
+            notes=(*self.notes, *self._margin_notes()),
+        )
+        aside = tuple(row for arm in self.arms for row in set_aside(self.plan.cell, arm))
+        return JudgedCell(verdict, findings, aside, compared)
+
+    def _outcome(self, findings: Sequence[Finding]) -> Outcome:
+        leading = outcomes.leading(findings)
+        if leading is not None:
+            return leading.outcome
+        return "IMPROVED" if any(row.klass == "improved" for row in self.exact) else "PASS"
+
+    def _margin_notes(self) -> list[str]:
+        locks = [lock for lock in self.plan.locks if lock.margin is not None]
+        return [f"{len(locks)} locks have a margin band, which needs an oracle: not checked"] if locks else []

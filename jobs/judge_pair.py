@@ -1,0 +1,213 @@
+"""Two arms of one cell, in this order: match keys, self-consistency, identity, then counters, bytes, time."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from jobs import compare, gates, identity, matching, wording
+from jobs.docket import Docket
+from jobs.identity import ArmStreams
+from jobs.judge_arm import ArmEvidence
+from jobs.metrics import METRICS
+from jobs.model import CellPlan, IdentityContract, Manifest
+from jobs.verdict import IdentityRow, MetricRow, TimeRow
+
+Card = tuple[str, ...]
+
+
+def find_mismatches(docket: Docket, base: ArmEvidence, other: ArmEvidence, varies: Sequence[str]) -> bool:
+    """Match keys of a pair; True when the two cannot be compared."""
+    found = matching.pair_mismatches(base.plan, other.plan, base.counted(), other.counted(), varies)
+    for mismatch in found:
+        docket.add(
+            mismatch.outcome,
+            "identity",
+            mismatch.message,
+            arm=mismatch.arm,
+            remedy=mismatch.remedy,
+            run_ids=mismatch.run_ids,
+        )
+    return bool(found)
+
+
+def judge_self(docket: Docket, arm: ArmEvidence, contract: IdentityContract) -> tuple[IdentityRow, ...]:
+    """An arm against itself, card by card; nondeterminism becomes a finding here."""
+    rows = tuple(identity.self_row(streams) for streams in by_card(arm, contract).values())
+    for row in rows:
+        if row.klass == "NONDETERMINISTIC":
+            docket.add(
+                "NONDETERMINISTIC",
+                "identity",
+                f"{arm.name} does not repeat itself: {wording.difference(row)}",
+                arm=arm.name,
+                run_ids=row.run_ids,
+                of_base=arm.plan.role in ("base", "null"),
+            )
+    return rows
+
+
+def find_self_corruption(docket: Docket, arm: ArmEvidence, rows: Sequence[IdentityRow], *, is_base: bool) -> None:
+    """Generations of one arm that differ in the same way in every run."""
+    for row in rows:
+        if row.klass in ("VIOLATION", "SHORT", "LONG"):
+            whose = f"{arm.name} itself is corrupted" if is_base else f"{arm.name} is corrupted"
+            docket.add(
+                row.klass,
+                "identity",
+                f"{whose}: {wording.difference(row)}",
+                arm=arm.name,
+                run_ids=row.run_ids,
+            )
+
+
+def judge_identity(
+    base: ArmEvidence,
+    other: ArmEvidence,
+    contract: IdentityContract,
+    *,
+    unsteady: Collection[str],
+    vacuous: Collection[str],
+    comparable: bool,
+) -> tuple[IdentityRow, ...]:
+    """Base against another arm on each card. Where nothing may be claimed, IDENTICAL turns into the reason."""
+    what: identity.What = "null" if other.plan.role == "null" else "pair"
+    mine, theirs = by_card(base, contract), by_card(other, contract)
+    cards = [card for card in mine if card in theirs]
+    if not cards:  # an arm gave nothing, or the two never shared a card: `comparable` is then False
+        row = identity.pair_row(_all_streams(base), _all_streams(other), contract, what, unsteady)
+        return (_claimed(row, vacuous=vacuous, comparable=comparable),)
+    rows = []
+    for card in cards:
+        row = identity.pair_row(mine[card], theirs[card], contract, what, unsteady)
+        if len(cards) > 1:
+            row = row.model_copy(update={"note": f"card {' '.join(card)}; {row.note}"})
+        rows.append(_claimed(row, vacuous=vacuous, comparable=comparable))
+    return tuple(rows)
+
+
+def find_differences(docket: Docket, other: ArmEvidence, rows: Sequence[IdentityRow]) -> None:
+    """Tokens that differ from base's. A null arm that differs shows that base itself is not steady."""
+    for row in rows:
+        if row.klass not in ("VIOLATION", "SHORT", "LONG", "UNADJUDICATED"):
+            continue
+        if row.what == "null":
+            message = f"{other.name} is base again and gives other tokens: {wording.difference(row)}"
+            docket.add("NONDETERMINISTIC", "identity", message, arm=other.name, run_ids=row.run_ids, of_base=True)
+        else:
+            docket.add(
+                row.klass,
+                "identity",
+                wording.difference(row),
+                arm=other.name,
+                run_ids=row.run_ids,
+            )
+
+
+def find_locks(docket: Docket, plan: CellPlan, arm: ArmEvidence, contract: IdentityContract) -> list[str]:
+    """Broken locks; notes for tripwires, which only warn, and for margins, which need an oracle."""
+    notes = []
+    for streams in by_card(arm, contract).values():
+        for lock, fault in identity.broken_locks(plan.locks, plan.prompt, streams):
+            if lock.tripwire:
+                notes.append(f"tripwire: {arm.name} gives {fault}")
+            else:
+                docket.add(
+                    "VIOLATION", "identity", f"{arm.name} gives {fault}", arm=arm.name, run_ids=streams.run_ids()
+                )
+    return notes
+
+
+def judge_exact(
+    docket: Docket, manifest: Manifest, plan: CellPlan, base: ArmEvidence, head: ArmEvidence, standing: compare.Standing
+) -> tuple[MetricRow, ...]:
+    """Exact metrics of the pair, with a finding for each gating row that is worse, gone, unsteady or declared."""
+    rows = compare.exact_rows(base.measured, head.measured, plan.cell, manifest.expectations, standing)
+    if standing.unjudged:
+        return rows
+    for row in rows:
+        if row.klass == "regressed":
+            docket.add("REGRESSED", "exact", wording.change(row), arm=head.name, run_ids=row.run_ids)
+        elif row.klass == "declared":
+            docket.add("DECLARED", "exact", wording.change(row), arm=head.name, run_ids=row.run_ids)
+        elif row.klass == "vanished" and row.gating:
+            message = f"{row.metric} gates and {head.name} no longer records it"
+            remedy = "Record it again, or take it out of the gate in the same change with a reason."
+            docket.add("MISSING", "exact", message, arm=head.name, remedy=remedy, run_ids=row.run_ids)
+    if not any(row.gating and row.klass in ("same", "improved", "regressed", "declared") for row in rows):
+        docket.add("MISSING", "exact", "no gating metric could be compared", arm=head.name)
+    return rows
+
+
+def find_varying(docket: Docket, arm: ArmEvidence) -> None:
+    """Exact metrics that do not repeat inside one arm: a finding; those that do not gate are a note."""
+    for name, value in compare.varying(arm.measured).items():
+        docket.add(
+            "NONDETERMINISTIC",
+            "exact",
+            f"{name} should be exact and does not repeat in {arm.name}: {value.missing}",
+            arm=arm.name,
+            run_ids=[record.run_id for record in arm.records()],
+            of_base=arm.plan.role in ("base", "null"),
+            note=name not in gates.GATING,
+        )
+
+
+def find_null_differences(docket: Docket, base: ArmEvidence, null: ArmEvidence) -> None:
+    """Gating metrics in which base differs from base run again: they cannot judge head."""
+    for name, (mine, theirs) in compare.differing(base.measured, null.measured).items():
+        docket.add(
+            "NONDETERMINISTIC",
+            "exact",
+            f"{null.name} is base again, yet {name} is {wording.number(theirs)} against {wording.number(mine)}",
+            arm=null.name,
+            run_ids=[record.run_id for record in (*base.records(), *null.records())],
+            of_base=True,
+        )
+
+
+def judge_time(
+    docket: Docket,
+    manifest: Manifest,
+    base: ArmEvidence,
+    head: ArmEvidence,
+    null: ArmEvidence | None,
+    standing: compare.Standing,
+) -> tuple[TimeRow, ...]:
+    """Time metrics of the pair. Where time blocks, an open question blocks too."""
+    control = null.measured if null is not None and null.records() else None
+    rows = compare.time_rows(base.measured, head.measured, control, standing)
+    for row in rows if not standing.unjudged else ():
+        if not METRICS[row.metric].gating:
+            continue
+        if row.klass == "WORSE":
+            message = f"{row.metric} is {wording.number(row.ratio)} times base's over {row.blocks} blocks"
+            docket.add("TIME_WORSE", "time", message, arm=head.name, run_ids=row.run_ids)
+        elif row.klass in ("UNDECIDED", "NOT_MEASURED") and manifest.gate.time == "block":
+            remedy = "Give the sweep more blocks, a null arm and a quiet card, or let time advise."
+            message = f"time gates and {row.metric} is not decided: {row.note}"
+            docket.add("MISSING", "time", message, arm=head.name, remedy=remedy, run_ids=row.run_ids)
+    return rows
+
+
+def by_card(arm: ArmEvidence, contract: IdentityContract) -> Mapping[Card, ArmStreams]:
+    """An arm's streams apart for each card and driver, where the contract's scope says that identity ends there."""
+    keys = [key for key, scope in (("uuid", "card"), ("driver", "driver")) if scope in contract.scope]
+    groups: dict[Card, list[int]] = {}
+    records = arm.records()
+    for index, record in enumerate(records):
+        groups.setdefault(tuple(str(record.device.get(key, "")) for key in keys), []).append(index)
+    return {card: identity.streams_of(arm.name, [records[index] for index in groups[card]]) for card in sorted(groups)}
+
+
+def _all_streams(arm: ArmEvidence) -> ArmStreams:
+    return identity.streams_of(arm.name, arm.records())
+
+
+def _claimed(row: IdentityRow, *, vacuous: Collection[str], comparable: bool) -> IdentityRow:
+    if not comparable and row.klass != "MISSING":
+        return row.model_copy(update={"klass": "NOT_COMPARABLE", "note": "match keys differ; " + row.note})
+    unmet = [name for name in vacuous if name]
+    if unmet and row.klass == "IDENTICAL":
+        note = f"not claimed, a witness is unmet in {' and '.join(unmet)}; {row.note}"
+        return row.model_copy(update={"klass": "VACUOUS", "note": note})
+    return row

@@ -1,0 +1,162 @@
+"""Findings of runs by themselves: how they ended, whether they are complete, finite, closed and engaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jobs import checks, matching
+from jobs.docket import Docket
+from jobs.judge_arm import ArmEvidence
+from jobs.model import CellPlan, RunFact
+from jobs.verdict import Outcome
+
+EndedRun = tuple[RunFact, checks.Ending]
+
+
+def find_endings(docket: Docket, base: ArmEvidence | None, arms: Sequence[ArmEvidence]) -> None:
+    """Runs that gave nothing. What the engine did in head alone is a finding; done in base too, nothing is proven."""
+    base_fails = base is not None and bool(base.ended("engine"))
+    base_counts = base is not None and bool(base.counted())
+    for arm in arms:
+        for kind, outcome in (("contaminated", "CONTAMINATED"), ("infrastructure", "INFRASTRUCTURE")):
+            for ended in _by_detail(arm.ended(kind)):  # type: ignore[arg-type]
+                docket.add(
+                    outcome,  # type: ignore[arg-type]
+                    "infrastructure",
+                    f"{_runs(ended, arm)} of {arm.name} without a clean measurement: {ended[0][1].detail}",
+                    arm=arm.name,
+                    run_ids=_ids(ended),
+                )
+        absent = arm.ended("absent")
+        short_by = arm.expected - len(arm.runs)
+        if absent or short_by > 0:
+            reasons = list(dict.fromkeys(end.detail for _, end in absent)) or ["the manifest asks for more runs"]
+            message = f"{len(absent) + max(0, short_by)} of {arm.expected} runs of {arm.name} are missing: {reasons[0]}"
+            docket.add("MISSING", "identity", message, arm=arm.name, run_ids=_ids(absent))
+        for ended in _by_word(arm.ended("engine")):
+            _engine_failure(docket, arm, ended, base_fails=base_fails, base_counts=base_counts)
+
+
+def find_faults(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, is_base: bool) -> None:
+    """What a run that counts says against itself: generations, figures, equations."""
+    for record in arm.records():
+        for fault in checks.generation_faults(plan, record):
+            docket.add("MISSING", "identity", f"a run of {arm.name}: {fault}", arm=arm.name, run_ids=[record.run_id])
+        where = checks.non_finite_logits(record)
+        if where:
+            message = f"{arm.name}'s logits are not finite ({where})"
+            docket.add("VIOLATION", "identity", message, arm=arm.name, run_ids=[record.run_id])
+    invalid = {fault: record.run_id for record in arm.records() for fault in checks.invalid_figures(record)}
+    if invalid:
+        first = next(iter(invalid))
+        more = f" and {len(invalid) - 1} more" if len(invalid) > 1 else ""
+        message = f"{arm.name} reports figures that cannot be: {first}{more}"
+        docket.add("BROKEN_INVARIANT", "exact", message, arm=arm.name, run_ids=invalid.values())
+    _find_broken_invariants(docket, arm, is_base=is_base)
+
+
+def find_lengths(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, itself: bool) -> None:
+    """Generations that are shorter or longer than asked for without a declared stop."""
+    for outcome, is_long in (("SHORT", False), ("LONG", True)):
+        faults = [
+            (generation.index, fault, record.run_id)
+            for record in arm.records()
+            for generation in record.generations
+            if (fault := checks.length_fault(plan, generation))
+            and (len(generation.ids) > plan.settings.tokens) is is_long
+        ]
+        if faults:
+            index, fault, _ = faults[0]
+            name = f"{arm.name} itself" if itself else arm.name
+            message = f"{name} gives {fault} (generation {index}, {len(faults)} in all)"
+            docket.add(outcome, "identity", message, arm=arm.name, run_ids=[run for _, _, run in faults])  # type: ignore[arg-type]
+
+
+def find_vacuous(docket: Docket, arms: Iterable[ArmEvidence]) -> list[str]:
+    """Witnesses that are unmet in an arm that ran; the names of those arms."""
+    vacuous = []
+    for arm in arms:
+        for row in arm.witnesses:
+            if row.holds or not arm.records():
+                continue
+            seen = ", ".join(f"{name} is {_shown(value)}" for name, value in row.values.items())
+            message = f"{arm.name} does not meet the witness {row.expr} ({seen}): its tokens prove nothing"
+            docket.add("VACUOUS", "identity", message, arm=arm.name, run_ids=[r.run_id for r in arm.records()])
+            vacuous.append(arm.name)
+    return list(dict.fromkeys(vacuous))
+
+
+def find_own_mismatches(docket: Docket, plan: CellPlan, arm: ArmEvidence) -> bool:
+    """Whether an arm's runs are what the plan asked for; True when one is not."""
+    found: dict[tuple[Outcome, str, str], list[str]] = {}
+    for run in arm.counted():
+        for mismatch in matching.own_mismatches(plan, arm.plan, run):
+            key = (mismatch.outcome, mismatch.message, mismatch.remedy)
+            found.setdefault(key, []).extend(mismatch.run_ids)
+    for (outcome, message, remedy), run_ids in found.items():
+        gate = "infrastructure" if outcome == "INFRASTRUCTURE" else "identity"
+        docket.add(outcome, gate, f"{arm.name}: {message}", arm=arm.name, remedy=remedy, run_ids=run_ids)  # type: ignore[arg-type]
+    return bool(found)
+
+
+def _engine_failure(
+    docket: Docket, arm: ArmEvidence, ended: Sequence[EndedRun], *, base_fails: bool, base_counts: bool
+) -> None:
+    end = ended[0][1]
+    said = f"{_runs(ended, arm)} of {arm.name} ended by {end.word}: {end.detail}"
+    run_ids = _ids(ended)
+    if arm.plan.role in ("base", "null"):
+        remedy = "Mend base first, or choose a scenario that base can run; without it there is nothing to compare with."
+        docket.add("MISSING", "identity", said, arm=arm.name, remedy=remedy, run_ids=run_ids)
+    elif base_fails:
+        remedy = "Choose a scenario that both arms can run."
+        docket.add("MISSING", "identity", f"{said}; base fails too", arm=arm.name, remedy=remedy, run_ids=run_ids)
+    elif not base_counts:
+        message = f"{said}; base gave nothing to compare with"
+        docket.add("MISSING", "identity", message, arm=arm.name, run_ids=run_ids)
+    elif end.word == "non_finite":
+        docket.add("VIOLATION", "identity", f"{said}; base is fine", arm=arm.name, run_ids=run_ids)
+    else:
+        remedy = "Make head run what base runs, or take the scenario out of the sweep with a reason."
+        docket.add("REGRESSED", "exact", f"{said}; base is fine", arm=arm.name, remedy=remedy, run_ids=run_ids)
+
+
+def _find_broken_invariants(docket: Docket, arm: ArmEvidence, *, is_base: bool) -> None:
+    run_ids = [record.run_id for record in arm.records()]
+    name = f"{arm.name} itself" if is_base else arm.name
+    for row in arm.invariants:
+        if row.holds:
+            continue
+        if row.worst is None:
+            message = f"{name}: the equation {row.name} could not be evaluated: {row.note}"
+            docket.add("MISSING", "exact", message, arm=arm.name, run_ids=run_ids)
+            continue
+        sides = f"{row.worst.text}: {row.worst.lhs} against {row.worst.rhs}"
+        note = f"; {row.note}" if row.note else ""
+        docket.add("BROKEN_INVARIANT", "exact", f"{name} breaks {sides}{note}", arm=arm.name, run_ids=run_ids)
+
+
+def _by_word(ended: Sequence[EndedRun]) -> list[list[EndedRun]]:
+    groups: dict[str, list[EndedRun]] = {}
+    for run, end in ended:
+        groups.setdefault(end.word, []).append((run, end))
+    return list(groups.values())
+
+
+def _by_detail(ended: Sequence[EndedRun]) -> list[list[EndedRun]]:
+    groups: dict[tuple[str, str], list[EndedRun]] = {}
+    for run, end in ended:
+        groups.setdefault((end.word, end.detail), []).append((run, end))
+    return list(groups.values())
+
+
+def _runs(ended: Sequence[EndedRun], arm: ArmEvidence) -> str:
+    return f"{len(ended)} of {arm.expected} runs"
+
+
+def _ids(ended: Sequence[EndedRun]) -> list[str]:
+    return [run.run_id for run, _ in ended]
+
+
+def _shown(value: object) -> str:
+    return str(value) if isinstance(value, int | float) else str(getattr(value, "missing", value))

@@ -1,0 +1,156 @@
+"""Match keys: what must be equal before two arms may be compared at all.
+
+Each run must be what the plan asked for (build, model, card); all runs of a pair must share model, card, driver and
+every effective setting that `varies` does not name. An unknown key splits and never merges: absent in one arm is
+different.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jobs.model import ArmPlan, CellPlan, RunFact, RunRecord
+from jobs.verdict import Outcome
+
+ABSENT = "absent"
+DEVICE_KEYS = ("kind", "name", "driver", "granule_bytes", "profile")
+"""Facts of a card that two arms share across blocks; its UUID must be shared inside each block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """One reason why runs cannot be compared, or are not what was asked for."""
+
+    outcome: Outcome  # NOT_COMPARABLE, or INFRASTRUCTURE when the harness ran something else than planned
+    arm: str
+    message: str
+    remedy: str
+    run_ids: tuple[str, ...]
+
+
+def own_mismatches(plan: CellPlan, arm: ArmPlan, run: RunFact) -> list[Mismatch]:
+    """Whether one run is what the plan asked for: build, model, confirmed settings, certificate of the same card."""
+    record = run.record
+    assert record is not None, run.run_id
+    found: list[Mismatch] = []
+
+    def add(outcome: Outcome, message: str, remedy: str) -> None:
+        found.append(Mismatch(outcome, arm.name, message, remedy, (run.run_id,)))
+
+    if not arm.tree_digest or not record.engine_digest:
+        add("NOT_COMPARABLE", "the digest of the engine that ran is unknown", "submit the sweep again")
+    elif record.engine_digest != arm.tree_digest:
+        message = f"another build ran: engine {_short(record.engine_digest)}, planned {_short(arm.tree_digest)}"
+        add("INFRASTRUCTURE", message, "submit the sweep again; a checkout must not change while a sweep runs")
+    if not plan.model_digest or not record.model_digest:
+        add("NOT_COMPARABLE", "the digest of the model is unknown", "build the model anew, its digest is written then")
+    elif record.model_digest != plan.model_digest:
+        message = f"another model ran: {_short(record.model_digest)}, planned {_short(plan.model_digest)}"
+        add("NOT_COMPARABLE", message, "submit the sweep again; model files must not change while a sweep runs")
+    for name, asked, got in _ignored_settings(plan, arm, record):
+        add("NOT_COMPARABLE", f"{name} was asked as {asked} and ran as {got}", "the engine must serve what it is asked")
+    uuid, certified = record.device.get("uuid"), record.certificate.uuid if record.certificate else None
+    if not uuid:
+        add("NOT_COMPARABLE", "the card that the run used is unknown", "the engine must report its device's UUID")
+    elif certified and certified != uuid:
+        add(
+            "INFRASTRUCTURE", f"the run used card {uuid}, the certificate is for {certified}", "check the worker's host"
+        )
+    return found
+
+
+def pair_mismatches(
+    base: ArmPlan, other: ArmPlan, base_runs: Sequence[RunFact], other_runs: Sequence[RunFact], varies: Sequence[str]
+) -> list[Mismatch]:
+    """What differs between two arms' runs and is not declared in `varies`."""
+    run_ids = tuple(run.run_id for run in (*base_runs, *other_runs))
+
+    def refuse(message: str, remedy: str) -> Mismatch:
+        return Mismatch("NOT_COMPARABLE", other.name, message, remedy, run_ids)
+
+    found = [
+        refuse(f"{name} is {_words(mine)} in {base.name} and {_words(theirs)} in {other.name}", _declare(name))
+        for name, mine, theirs in _config_differences(base_runs, other_runs)
+        if name not in varies
+    ]
+    for key in DEVICE_KEYS:
+        if key == "granule_bytes" and "granule" in varies:
+            continue
+        mine, theirs = _device_values(base_runs, key), _device_values(other_runs, key)
+        if mine != theirs or len(mine) > 1:
+            message = f"card's {key} is {_words(mine)} in {base.name} and {_words(theirs)} in {other.name}"
+            found.append(refuse(message, "runs must share one kind of card and one driver; rerun the cell"))
+    for block, cards in _cards_by_block((*base_runs, *other_runs)).items():
+        if len(cards) > 1:
+            message = f"block {block} ran on {len(cards)} cards: {', '.join(sorted(cards))}"
+            found.append(refuse(message, "base and head must share one card; rerun the block"))
+    if base.env != other.env and not _env_declared(base.env, other.env, varies):
+        found.append(refuse(f"environments of {base.name} and {other.name} differ", _declare("env")))
+    return found
+
+
+def _config_differences(
+    base_runs: Iterable[RunFact], other_runs: Iterable[RunFact]
+) -> list[tuple[str, frozenset[str], frozenset[str]]]:
+    base, other = [_settings(run) for run in base_runs], [_settings(run) for run in other_runs]
+    names = sorted({name for settings in (*base, *other) for name in settings})
+    found = []
+    for name in names:
+        mine = frozenset(settings.get(name, ABSENT) for settings in base)
+        theirs = frozenset(settings.get(name, ABSENT) for settings in other)
+        if mine != theirs or len(mine) > 1:
+            found.append((name, mine, theirs))
+    return found
+
+
+def _settings(run: RunFact) -> dict[str, str]:
+    assert run.record is not None, run.run_id
+    return {name: repr(_effective(entry)) for name, entry in run.record.effective_config.items()}
+
+
+def _effective(entry: Any) -> Any:
+    """The value of one entry of an effective config: {"value", "source"}, or the bare value of a simpler adapter."""
+    return entry.get("value") if isinstance(entry, Mapping) else entry
+
+
+def _ignored_settings(plan: CellPlan, arm: ArmPlan, record: RunRecord) -> list[tuple[str, Any, Any]]:
+    """Settings whose effective value is not the one asked for. A value may come back in another form ("50%" as bytes),
+    so only values of one type are compared."""
+    found = []
+    for name, asked in sorted({**plan.config, **arm.config}.items()):
+        if name in record.effective_config and asked is not None:
+            got = _effective(record.effective_config[name])
+            if type(got) is type(asked) and got != asked:
+                found.append((name, asked, got))
+    return found
+
+
+def _device_values(runs: Iterable[RunFact], key: str) -> frozenset[str]:
+    return frozenset(str(run.record.device.get(key, ABSENT)) for run in runs if run.record)
+
+
+def _cards_by_block(runs: Iterable[RunFact]) -> dict[int, set[str]]:
+    cards: dict[int, set[str]] = {}
+    for run in sorted(runs, key=lambda run: (run.block, run.position)):
+        assert run.record is not None, run.run_id
+        cards.setdefault(run.block, set()).add(str(run.record.device.get("uuid", ABSENT)))
+    return cards
+
+
+def _env_declared(base: Mapping[str, str], other: Mapping[str, str], varies: Sequence[str]) -> bool:
+    changed = {name for name in {*base, *other} if base.get(name) != other.get(name)}
+    return "env" in varies or changed <= set(varies)
+
+
+def _declare(name: str) -> str:
+    return f"make the arms equal in {name}, or name it under varies if that is what the sweep compares"
+
+
+def _words(values: frozenset[str]) -> str:
+    return " / ".join(sorted(values))
+
+
+def _short(digest: str) -> str:
+    return digest[:12]

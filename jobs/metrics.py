@@ -1,0 +1,249 @@
+"""Metrics: what is derived from one run's counters, facts and generations. One function a metric.
+
+A metric with a zero denominator is Missing with the reason, never 0 and never infinite. Exact metrics come from
+integers and repeat bit by bit; the others come from a clock. Formulas: bytes and rates as the engine's counter
+dictionary defines them (per token = total over the measured generations / tokens they gave out, prefill forward
+included); decode time = time of the one-token steps after the first `decode_skip` tokens, divided by their number,
+upper median over generations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from engine.counters import COUNTERS
+from jobs.model import Generation, Missing, Reading, RunRecord
+
+Direction = Literal["lower", "higher", "neutral"]
+
+NOT_RECORDED = Missing(missing="not recorded")
+
+FACT_NAMES: tuple[str, ...] = (
+    "weight_bytes",
+    "keys",
+    "largest_key_bytes",
+    "largest_step_bytes",
+    "budget_bytes",
+    "capacity_bytes",
+    "requested_bytes_per_step",
+    "floor_bytes_per_token",
+    "gather_bytes_per_token",
+    "touches_per_step",
+    "kv_bytes_per_token",
+    "workspace_bytes",
+    "measured_generations",
+    "measured_tokens",
+)
+"""Plan facts that a run reports beside its counters; expressions may use them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What a metric may read: one run."""
+
+    counters: Mapping[str, Reading]
+    facts: Mapping[str, int | float | str]
+    measured: tuple[Generation, ...]  # warm-ups left out
+    decode_skip: int
+
+    def counter(self, name: str) -> Reading:
+        """A counter's value; Missing where it was not recorded or is not finite."""
+        return finite(self.counters.get(name, NOT_RECORDED))
+
+    def fact(self, name: str) -> Reading:
+        """A plan fact's value; Missing where absent or not a number."""
+        value = self.facts.get(name, NOT_RECORDED)
+        return Missing(missing="not a number") if isinstance(value, str) else finite(value)
+
+    @property
+    def tokens(self) -> int:
+        """Ids given out by the measured generations, counted here and not taken from the engine's own counter."""
+        return sum(len(generation.ids) for generation in self.measured)
+
+
+Formula = Callable[[Sources], Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric's definition. `exact`: repeats bit by bit; `gating`: its gate may block (time metrics: gate.time)."""
+
+    name: str
+    unit: str
+    direction: Direction
+    exact: bool
+    gating: bool
+    meaning: str
+    formula: Formula
+
+
+_REGISTRY: dict[str, Metric] = {}
+
+
+def derive(
+    counters: Mapping[str, Reading],
+    facts: Mapping[str, int | float | str],
+    generations: Sequence[Generation],
+    decode_skip: int = 1,
+) -> dict[str, Reading]:
+    """Every metric of one run; `decode_skip` leading tokens are left out of the decode time."""
+    measured = tuple(generation for generation in generations if not generation.warmup)
+    sources = Sources(counters, facts, measured, decode_skip)
+    return {metric.name: metric.formula(sources) for metric in METRICS.values()}
+
+
+def readings(record: RunRecord, decode_skip: int = 1) -> dict[str, Reading]:
+    """All that an expression may name for one run: numeric facts, counters, and metrics derived anew."""
+    facts: dict[str, Reading] = {k: finite(v) for k, v in record.facts.items() if not isinstance(v, str)}
+    counters: dict[str, Reading] = {name: finite(value) for name, value in record.counters.items()}
+    return {**facts, **counters, **derive(record.counters, record.facts, record.generations, decode_skip)}
+
+
+def expression_names() -> frozenset[str]:
+    """Names that a witness or an invariant may use."""
+    return frozenset(COUNTERS) | frozenset(METRICS) | frozenset(FACT_NAMES)
+
+
+def finite(value: Reading) -> Reading:
+    """The reading itself, or Missing where a float is NaN or infinite: such a figure is no measurement."""
+    return value if isinstance(value, Missing) or math.isfinite(value) else Missing(missing=f"not finite: {value}")
+
+
+def upper_median(values: Sequence[float]) -> float:
+    """sorted[n // 2], as the reference harness takes it; needs at least one value."""
+    return sorted(values)[len(values) // 2]
+
+
+# ---- the rows ----------------------------------------------------------------------------------------------------
+
+
+def _metric(
+    name: str, unit: str, direction: Direction, *, exact: bool, gating: bool = False
+) -> Callable[[Formula], Formula]:
+    def add(formula: Formula) -> Formula:
+        assert name not in _REGISTRY, name
+        meaning = (formula.__doc__ or "").strip()
+        _REGISTRY[name] = Metric(name, unit, direction, exact, gating, meaning, formula)
+        return formula
+
+    return add
+
+
+@_metric("htod_bytes_per_token", "bytes/token", "lower", exact=True)
+def _htod_bytes_per_token(run: Sources) -> Reading:
+    """Weight bytes copied from host to device for each token given out."""
+    return _quotient(run.counter("htod_bytes"), run.tokens, "no token was given out")
+
+
+@_metric("page_ins_per_token", "count/token", "neutral", exact=True)
+def _page_ins_per_token(run: Sources) -> Reading:
+    """Touches filled by a copy, for each token given out."""
+    return _quotient(run.counter("page_ins"), run.tokens, "no token was given out")
+
+
+@_metric("byte_hit_rate", "ratio", "higher", exact=True)
+def _byte_hit_rate(run: Sources) -> Reading:
+    """Bytes served by resident keys, of all bytes touched."""
+    hit = run.counter("hit_bytes")
+    return _quotient(hit, _sum(hit, run.counter("htod_bytes")), "no weight was touched")
+
+
+@_metric("count_hit_rate", "ratio", "higher", exact=True)
+def _count_hit_rate(run: Sources) -> Reading:
+    """Touches served by resident keys, of all touches; hides what the bytes say when keys differ in size."""
+    hits = run.counter("hits")
+    return _quotient(hits, _sum(hits, run.counter("page_ins")), "no weight was touched")
+
+
+@_metric("bypassed_byte_share", "ratio", "lower", exact=True)
+def _bypassed_byte_share(run: Sources) -> Reading:
+    """Bytes copied and not kept, of all bytes copied."""
+    return _quotient(run.counter("bypassed_page_in_bytes"), run.counter("htod_bytes"), "nothing was copied")
+
+
+@_metric("bypassed_count_share", "ratio", "lower", exact=True)
+def _bypassed_count_share(run: Sources) -> Reading:
+    """Page-ins not kept, of all page-ins."""
+    return _quotient(run.counter("bypassed_page_ins"), run.counter("page_ins"), "nothing was copied")
+
+
+@_metric("floor_bytes_per_token", "bytes/token", "neutral", exact=True)
+def _floor_bytes_per_token(run: Sources) -> Reading:
+    """Least bytes that any policy must copy for one token: weights less what the budget holds, in whole granules."""
+    weights, capacity = run.fact("weight_bytes"), run.fact("capacity_bytes")
+    if isinstance(weights, Missing) or isinstance(capacity, Missing):
+        return run.fact("floor_bytes_per_token")
+    return max(0, weights - capacity)
+
+
+@_metric("floor_distance_bytes", "bytes/token", "lower", exact=True)
+def _floor_distance_bytes(run: Sources) -> Reading:
+    """Bytes copied for one token above the floor."""
+    copied, floor = _htod_bytes_per_token(run), _floor_bytes_per_token(run)
+    if isinstance(copied, Missing):
+        return copied
+    return floor if isinstance(floor, Missing) else copied - floor
+
+
+@_metric("floor_ratio", "ratio", "lower", exact=True)
+def _floor_ratio(run: Sources) -> Reading:
+    """Bytes copied for one token, over the floor."""
+    return _quotient(_htod_bytes_per_token(run), _floor_bytes_per_token(run), "the floor is zero")
+
+
+@_metric("modelled_ms_per_token", "ms/token", "lower", exact=True)
+def _modelled_ms_per_token(run: Sources) -> Reading:
+    """Time on the device profile's modelled clock for each token; never compared with a real card's."""
+    nanoseconds = _quotient(run.counter("modelled_ns"), run.tokens, "no token was given out")
+    return nanoseconds if isinstance(nanoseconds, Missing) else nanoseconds / 1e6
+
+
+@_metric("decode_ms_per_token", "ms/token", "lower", exact=False, gating=True)
+def _decode_ms_per_token(run: Sources) -> Reading:
+    """Wall time of a one-token step, upper median over the measured generations."""
+    kept = [generation.step_ns[max(0, run.decode_skip - 1) :] for generation in run.measured]
+    means = [sum(steps) / len(steps) / 1e6 for steps in kept if steps]
+    if not means:
+        return Missing(missing="no one-token step was timed")
+    return upper_median(means)
+
+
+@_metric("tokens_per_s", "tokens/s", "higher", exact=False)
+def _tokens_per_s(run: Sources) -> Reading:
+    """Reciprocal of the decode time: shown, judged through decode_ms_per_token alone."""
+    milliseconds = _decode_ms_per_token(run)
+    return milliseconds if isinstance(milliseconds, Missing) else _quotient(1000.0, milliseconds, "no time passed")
+
+
+@_metric("prefill_ms", "ms", "lower", exact=False, gating=True)
+def _prefill_ms(run: Sources) -> Reading:
+    """Wall time to the first token, upper median over the measured generations."""
+    times = [generation.prefill_ns / 1e6 for generation in run.measured if generation.prefill_ns > 0]
+    return upper_median(times) if times else Missing(missing="no prefill was timed")
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(_REGISTRY)
+"""Every metric by its name."""
+
+
+def _sum(left: Reading, right: Reading) -> Reading:
+    if isinstance(left, Missing):
+        return left
+    return right if isinstance(right, Missing) else left + right
+
+
+def _quotient(part: Reading, whole: Reading, when_zero: str) -> Reading:
+    """part / whole; whole numbers stay whole, so that bytes per token can be compared to the byte."""
+    if isinstance(part, Missing):
+        return part
+    if isinstance(whole, Missing):
+        return whole
+    if whole == 0:
+        return Missing(missing=when_zero)
+    if isinstance(part, int) and isinstance(whole, int) and part % whole == 0:
+        return part // whole
+    return finite(part / whole)

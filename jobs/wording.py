@@ -1,0 +1,135 @@
+"""Plain sentences: messages, the headline, the next step, what a sweep cannot catch. Nothing is decided here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from types import MappingProxyType
+
+from jobs.model import JudgeInput, Missing, Reading
+from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome
+
+REMEDY = MappingProxyType[Outcome, str](
+    {
+        "VIOLATION": "Look at the ids around the first difference; do not merge before the tokens agree.",
+        "SHORT": "Find out why generation ends early; a wrong end id is the usual sign of corrupted logits.",
+        "LONG": "Find out why generation no longer ends where it did; check the end ids.",
+        "UNADJUDICATED": "Treat it as wrong tokens until an oracle has adjudicated it.",
+        "NONDETERMINISTIC": "Find the race or the stale state that makes runs of one build disagree.",
+        "BROKEN_INVARIANT": "The record contradicts itself: mend the counters or the accounting behind them.",
+        "REGRESSED": "Mend the regression, or declare the change in the expectations file with a reason.",
+        "TIME_WORSE": "Profile the slower arm; rerun with more blocks if in doubt.",
+        "INFRASTRUCTURE": "Mend the host or the worker, then run the sweep again with --resume.",
+        "NOT_COMPARABLE": "Make the arms equal in what the sweep does not vary, then run it again.",
+        "MISSING": "Run the sweep again with --resume until every run of the manifest is there.",
+        "CONTAMINATED": "Free the card of other work, then run the sweep again with --resume.",
+        "VACUOUS": "Choose a scenario in which the changed path runs, or mend the path so that it does.",
+        "NEAR_TIE": "Look at both gaps; allow near ties in the contract only if the change may reorder sums.",
+        "DECLARED": "Check that the declared change is the one that was meant.",
+        "IMPROVED": "Nothing to do: merge when the review is done.",
+        "PASS": "Nothing to do: merge when the review is done.",
+    }
+)
+"""What to do about an outcome, when the finding itself knows nothing better."""
+
+
+def difference(row: IdentityRow) -> str:
+    """One difference of tokens, in words."""
+    where = "" if row.what == "self" else f" of generation {row.generation}"
+    if row.klass in ("SHORT", "LONG") and row.left_length != row.right_length:
+        verb = "stops after" if row.klass == "SHORT" else "runs on to"
+        place = f" in generation {row.generation}" if where else ""
+        tokens = f"{_tokens(row.right_length)}{place} where {row.left} gives {row.left_length}"
+        return f"{row.right} {verb} {tokens}; {row.note}"
+    if row.first_difference is None:
+        return f"{row.right} ends by {row.right_stop} where {row.left} ends by {row.left_stop}; {row.note}"
+    ids = f"id {_id(row.right_id)} instead of {_id(row.left_id)}"
+    return f"{row.right} differs from {row.left} at token {row.first_difference}{where} ({ids}); {row.note}"
+
+
+def change(row: MetricRow) -> str:
+    """A moved metric, in words: by how much and from what to what."""
+    if isinstance(row.base, Missing) or isinstance(row.head, Missing) or isinstance(row.delta, Missing):
+        return f"{row.metric}: {row.note}"
+    verb = "rose" if row.delta > 0 else "fell"
+    share = f" ({row.delta / row.base:+.1%})" if row.base else ""
+    note = f"; {row.note}" if row.note else ""
+    return (
+        f"{row.metric} {verb} by {number(abs(row.delta))}{share}, from {number(row.base)} to {number(row.head)}{note}"
+    )
+
+
+def number(value: Reading) -> str:
+    """A figure for a sentence: whole numbers with separators, others with four digits, Missing as n/a."""
+    if isinstance(value, Missing):
+        return f"n/a ({value.missing})"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def headline(outcome: Outcome, first: Finding | None, findings: Sequence[Finding], cells: Sequence[CellVerdict]) -> str:
+    """One sentence: what happened."""
+    if first is not None:
+        others = sum(1 for finding in findings if finding is not first and finding.exit_code)
+        more = f" ({others} more finding{'s' * (others > 1)})" if others else ""
+        advised = "" if first.exit_code or first.outcome == "DECLARED" else " (advises only)"
+        place = f"In {first.cell}: " if first.cell else ""
+        return f"{place}{first.message}{advised}{more}"
+    where = f"in {len(cells)} cells" if len(cells) > 1 else f"in {cells[0].cell}"
+    if outcome == "IMPROVED":
+        return f"Same tokens {where}; {best_change(cells)}; no gating counter is worse."
+    return f"Same tokens {where}, and no gating counter moved."
+
+
+def best_change(cells: Iterable[CellVerdict]) -> str:
+    """The improved metric with the largest share gained, first bytes, in words."""
+    rows = [row for cell in cells for row in cell.exact if row.klass == "improved"]
+    return change(min(rows, key=lambda row: (row.unit != "bytes", _share(row), row.metric)))
+
+
+def next_step(first: Finding | None, outcome: Outcome) -> str:
+    """One sentence: what to do."""
+    return (first.remedy if first and first.remedy else "") or REMEDY[outcome]
+
+
+def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
+    """What this sweep could not have caught, from how it was set up."""
+    plans = doc.manifest.cells
+    spots = ["Base and head agreeing does not make the tokens correct: no oracle was run."]
+    runs = [run.record for cell in doc.cells for run in cell.runs if run.record is not None]
+    if any(record.device.get("kind") == "sim" for record in runs):
+        spots.append("Simulated cards: faults of kernels, driver and timing cannot show.")
+    if any(record.certificate and record.certificate.grade in ("memory", "none") for record in runs):
+        spots.append("Processes on the card could not all be told apart: a small foreign one may have been missed.")
+    prompts = {(plan.model, plan.prompt) for plan in plans}
+    if prompts:
+        listed = "one prompt" if len(prompts) == 1 else f"{len(prompts)} prompts"
+        longest = max(plan.settings.tokens for plan in plans)
+        spots.append(
+            f"Only {listed}, {_tokens(longest)} at most, one sequence at a time: other contexts were not tried."
+        )
+    if any(not plan.witnesses for plan in plans):
+        spots.append("A cell without a witness: nothing proves that the changed path ran there.")
+    if any(arm.blocks < 2 for arm in plans):
+        spots.append("Cells with one block: no difference in time can be told from noise.")
+    if not any(arm.role == "null" for arm in doc.manifest.arms):
+        spots.append("No null arm: an unsteady host would not show.")
+    if cells and all(arm.role in ("base", "head", "null") for arm in doc.manifest.arms) and _one_config(doc):
+        spots.append("One setting of each engine option: faults in others, such as capture off, cannot show.")
+    return tuple(spots)
+
+
+def _one_config(doc: JudgeInput) -> bool:
+    return len({repr(sorted(plan.config.items())) for plan in doc.manifest.cells}) == 1
+
+
+def _share(row: MetricRow) -> float:
+    if isinstance(row.delta, Missing) or isinstance(row.base, Missing) or not row.base:
+        return 0.0
+    return -abs(row.delta / row.base)
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' * (count != 1)}"
+
+
+def _id(token: int | None) -> str:
+    return "none" if token is None else str(token)
