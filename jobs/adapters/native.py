@@ -31,6 +31,7 @@ ENVIRONMENT = (
     "LD_LIBRARY_PATH",
     "OPENBLAS_CORETYPE",
     "OPENBLAS_L2_SIZE",
+    "ASSAY_MARK",  # by which the driver's guard finds what a killed driver left behind
 )
 """Variables that reach the child: no store URL, no token, nothing that a user forgot in a shell."""
 

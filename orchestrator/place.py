@@ -1,0 +1,150 @@
+"""Where work is placed: the interface between the dispatcher and whatever runs its workers.
+
+A placer starts one worker a card and carries calls to it. It keeps no state of sweeps: what was asked, tried and
+measured stands in the store. A call whose worker is gone gives WorkerLost; nobody repeats it silently.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from orchestrator.cards import CardName
+from orchestrator.clear import ClearVerdict
+from orchestrator.outcome import RunOutcome
+from orchestrator.worker import GpuWorker, WorkerCard, WorkOrder
+
+
+class WorkerLost(Exception):
+    """A worker died or cannot be reached; what it was doing has no outcome."""
+
+    def __init__(self, worker: str, reason: str) -> None:
+        super().__init__(f"worker {worker}: {reason}")
+        self.worker = worker
+        self.reason = reason
+
+
+class HostLost(Exception):
+    """The machinery under the workers is gone, and with it every worker."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """A call under way; compared by identity."""
+
+    worker: str
+    ref: Any
+
+
+class Placer(Protocol):
+    """Starts workers and carries calls to them."""
+
+    def open(self) -> tuple[WorkerCard, ...]:
+        """Start one worker a card. Raises ProbeError when a card cannot be taken, HostLost when nothing starts."""
+        ...
+
+    def look(self, worker: str) -> Ticket:
+        """Ask a worker whether its card is clear."""
+        ...
+
+    def run(self, worker: str, work: WorkOrder) -> Ticket:
+        """Give a worker an order."""
+        ...
+
+    def ready(self, tickets: Sequence[Ticket], timeout_s: float) -> tuple[Ticket, ...]:
+        """Those of `tickets` that have an answer, after waiting up to `timeout_s` for the first."""
+        ...
+
+    def verdict(self, ticket: Ticket) -> ClearVerdict:
+        """The answer of a look. Raises WorkerLost."""
+        ...
+
+    def outcome(self, ticket: Ticket) -> RunOutcome:
+        """The answer of a run. Raises WorkerLost."""
+        ...
+
+    def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
+        """Tell a worker that an outcome is stored; a lost worker need not hear it."""
+        ...
+
+    def replace(self, worker: str) -> WorkerCard:
+        """Start a lost worker again on its card. Raises HostLost when that cannot be."""
+        ...
+
+    def stop(self) -> None:
+        """Ask all runs to end; their tickets then have outcomes of end cancelled, or are lost."""
+        ...
+
+    def close(self) -> None:
+        """End all workers and what they run."""
+        ...
+
+
+@dataclass(slots=True)
+class InProcessPlacer:
+    """Workers as threads of this process, one a card; for tests, and for hosts where Ray cannot run."""
+
+    cards: Sequence[CardName]
+    make: Callable[[str, CardName, Callable[[], bool]], GpuWorker]
+    _workers: dict[str, GpuWorker] = field(default_factory=dict)
+    _threads: dict[str, ThreadPoolExecutor] = field(default_factory=dict)
+    _halt: threading.Event = field(default_factory=threading.Event)
+
+    def open(self) -> tuple[WorkerCard, ...]:
+        """One thread a card."""
+        return tuple(self._start(f"w{index}", card) for index, card in enumerate(self.cards))
+
+    def look(self, worker: str) -> Ticket:
+        """Ask on the worker's thread."""
+        return Ticket(worker, self._threads[worker].submit(self._workers[worker].look))
+
+    def run(self, worker: str, work: WorkOrder) -> Ticket:
+        """Run on the worker's thread."""
+        return Ticket(worker, self._threads[worker].submit(self._workers[worker].run, work))
+
+    def ready(self, tickets: Sequence[Ticket], timeout_s: float) -> tuple[Ticket, ...]:
+        """Tickets whose thread has answered."""
+        done, _ = wait([t.ref for t in tickets], timeout_s, FIRST_COMPLETED)
+        return tuple(t for t in tickets if t.ref in done)
+
+    def verdict(self, ticket: Ticket) -> ClearVerdict:
+        """The look's answer."""
+        future: Future[ClearVerdict] = ticket.ref
+        return future.result()
+
+    def outcome(self, ticket: Ticket) -> RunOutcome:
+        """The run's answer."""
+        future: Future[RunOutcome] = ticket.ref
+        return future.result()
+
+    def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
+        """Forget a stored outcome."""
+        self._workers[worker].acknowledge(sweep_id, attempt_id)
+
+    def replace(self, worker: str) -> WorkerCard:
+        """Threads are not lost; a worker that is asked for again starts afresh."""
+        card = self._workers[worker].card
+        self._workers[worker].close()
+        return self._start(worker, card)
+
+    def stop(self) -> None:
+        """Raise the stop flag that every worker watches."""
+        self._halt.set()
+
+    def close(self) -> None:
+        """Stop, wait for the threads, give the cards back."""
+        self.stop()
+        for thread in self._threads.values():
+            thread.shutdown(wait=True)
+        for worker in self._workers.values():
+            worker.close()
+
+    def _start(self, worker: str, card: CardName) -> WorkerCard:
+        made = self.make(worker, card, self._halt.is_set)
+        hello = made.start()
+        self._workers[worker] = made
+        self._threads.setdefault(worker, ThreadPoolExecutor(1, thread_name_prefix=worker))
+        return hello

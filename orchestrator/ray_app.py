@@ -1,0 +1,234 @@
+"""Ray underneath: one actor a card, started embedded on this host, bound to loopback.
+
+Ray places and watches. It never retries: a measurement that silently ran twice would be worse than one that is lost,
+so restarts and task retries are off and the dispatcher decides. `num_cpus=0`, since a GPU actor otherwise takes a CPU
+for its whole life, and two of them starve a small host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.cards import CardName, CardProbe, ProbeError
+from orchestrator.choose import only_visible
+from orchestrator.clear import ClearVerdict
+from orchestrator.guard import MARK, Guard
+from orchestrator.nvml import NvmlProbe
+from orchestrator.outcome import RunOutcome
+from orchestrator.place import HostLost, Ticket, WorkerLost
+from orchestrator.scripted import ScriptedProbe, State
+from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
+
+OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing large goes through it
+SIMULATED_RESOURCE = "assay_simulated_card"
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 8.0
+RAY_ENVIRONMENT = {
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds every server to loopback, on Linux too
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",  # 60 by default: how long a dead head is waited for
+    "RAY_DEDUP_LOGS": "0",
+}
+
+
+class CardActor:
+    """The actor around a `GpuWorker`: finds its card, and passes Ray's cancellation on as the stop flag."""
+
+    def __init__(
+        self, worker: str, simulated: CardName | None, settings: WorkerSettings, script: Sequence[State]
+    ) -> None:
+        import ray
+
+        context = ray.get_runtime_context()
+        probe: CardProbe
+        if simulated is not None:
+            probe, card = ScriptedProbe([simulated.uuid], time.monotonic, script), simulated
+        else:
+            probe = NvmlProbe()
+            card = only_visible(os.environ.get("CUDA_VISIBLE_DEVICES"), probe.cards())
+        self._inner = GpuWorker(
+            worker, card, settings, probe, child_environ(os.environ, card), lambda: bool(context.is_canceled())
+        )
+
+    def start(self) -> WorkerCard:
+        """Take the card."""
+        return self._inner.start()
+
+    def look(self) -> ClearVerdict:
+        """Is the card clear?"""
+        return self._inner.look()
+
+    def run(self, work: WorkOrder) -> RunOutcome:
+        """One attempt."""
+        return self._inner.run(work)
+
+    def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
+        """Forget a stored outcome."""
+        self._inner.acknowledge(sweep_id, attempt_id)
+
+
+def child_environ(environ: Mapping[str, str], card: CardName) -> dict[str, str]:
+    """What an engine child may draw on: its card by full UUID, none at all when the card is simulated."""
+    return {**environ, "CUDA_VISIBLE_DEVICES": "" if card.simulated else card.uuid}
+
+
+@dataclass(slots=True)
+class RayPlacer:
+    """A `Placer` that starts Ray on this host, for as long as it is open."""
+
+    cards: Sequence[CardName]
+    settings: WorkerSettings
+    guard: Guard
+    script: Sequence[State] = ()
+    _actors: dict[str, Any] = field(default_factory=dict)
+    _cards: dict[str, CardName] = field(default_factory=dict)
+    _running: dict[str, Any] = field(default_factory=dict)
+
+    def open(self) -> tuple[WorkerCard, ...]:
+        """Start Ray and its actors."""
+        import ray
+
+        simulated = self.cards[0].simulated
+        os.environ.update(RAY_ENVIRONMENT)
+        os.environ[MARK] = self.guard.mark
+        if not simulated:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.uuid for card in self.cards)
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        try:
+            ray.init(
+                num_cpus=1,
+                num_gpus=0 if simulated else len(self.cards),
+                resources={SIMULATED_RESOURCE: len(self.cards)} if simulated else None,
+                object_store_memory=OBJECT_STORE_BYTES,
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                _temp_dir=str(self.guard.folder),
+            )
+        except (OSError, RuntimeError, ValueError, TimeoutError) as exc:
+            raise HostLost(f"Ray cannot be started: {_first_line(exc)}") from exc
+        for index, card in enumerate(self.cards):
+            self._actors[f"w{index}"] = self._actor(f"w{index}", card)
+            self._cards[f"w{index}"] = card
+        return tuple(self._hello(worker) for worker in self._actors)
+
+    def look(self, worker: str) -> Ticket:
+        """Ask the actor."""
+        return Ticket(worker, self._actors[worker].look.remote())
+
+    def run(self, worker: str, work: WorkOrder) -> Ticket:
+        """Give the actor an order."""
+        ref = self._actors[worker].run.remote(work)
+        self._running[worker] = ref
+        return Ticket(worker, ref)
+
+    def ready(self, tickets: Sequence[Ticket], timeout_s: float) -> tuple[Ticket, ...]:
+        """Tickets with an answer, an error being one."""
+        import ray
+
+        done, _ = ray.wait([t.ref for t in tickets], num_returns=1, timeout=timeout_s)
+        return tuple(t for t in tickets if t.ref in done)
+
+    def verdict(self, ticket: Ticket) -> ClearVerdict:
+        """The look's answer."""
+        answer = self._answer(ticket)
+        assert isinstance(answer, ClearVerdict), answer
+        return answer
+
+    def outcome(self, ticket: Ticket) -> RunOutcome:
+        """The run's answer."""
+        self._running.pop(ticket.worker, None)
+        answer = self._answer(ticket)
+        assert isinstance(answer, RunOutcome), answer
+        return answer
+
+    def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
+        """Tell the actor; should it be lost, the spooled file stays and a resume finds it stored already."""
+        self._actors[worker].acknowledge.remote(sweep_id, attempt_id)
+
+    def replace(self, worker: str) -> WorkerCard:
+        """A new actor on the same card, provided that Ray itself still lives."""
+        import ray
+
+        with contextlib.suppress(ray.exceptions.RayError):
+            ray.kill(self._actors[worker])
+        if not _node_alive():
+            raise HostLost("the Ray node died")
+        self._actors[worker] = self._actor(worker, self._cards[worker])
+        return self._hello(worker)
+
+    def stop(self) -> None:
+        """Cancel running orders: each worker sees it and ends its child."""
+        import ray
+
+        for ref in self._running.values():
+            with contextlib.suppress(ray.exceptions.RayError, ValueError):
+                ray.cancel(ref)
+
+    def close(self) -> None:
+        """Stop runs, give them a moment to end their children, then end Ray and whatever is left of it."""
+        import ray
+
+        self.stop()
+        with contextlib.suppress(ray.exceptions.RayError):  # an actor answers once its run has ended
+            idle = [actor.look.remote() for worker, actor in self._actors.items() if worker in self._running]
+            if idle:
+                ray.wait(idle, num_returns=len(idle), timeout=STOP_TIMEOUT_S)
+        with contextlib.suppress(ray.exceptions.RayError, OSError, RuntimeError):
+            ray.shutdown()
+        self.guard.finish()
+
+    def _actor(self, worker: str, card: CardName) -> Any:
+        import ray
+
+        if card.simulated:
+            options: dict[str, Any] = {"num_gpus": 0, "resources": {SIMULATED_RESOURCE: 1}}
+        else:
+            options = {"num_gpus": 1}
+        remote = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, **options)(CardActor)
+        return remote.remote(worker, card if card.simulated else None, self.settings, list(self.script))
+
+    def _hello(self, worker: str) -> WorkerCard:
+        import ray
+
+        try:
+            hello = ray.get(self._actors[worker].start.remote(), timeout=START_TIMEOUT_S)
+        except ray.exceptions.RayTaskError as exc:
+            if isinstance(exc.cause, ProbeError):
+                raise exc.cause from exc
+            raise
+        except ray.exceptions.RayError as exc:
+            raise HostLost(f"worker {worker} did not start: {_first_line(exc)}") from exc
+        assert isinstance(hello, WorkerCard), hello
+        self._cards[worker] = hello.card
+        return hello
+
+    def _answer(self, ticket: Ticket) -> Any:
+        import ray
+
+        try:
+            return ray.get(ticket.ref)
+        except ray.exceptions.RayTaskError:
+            raise  # our own bug in the worker: the traceback is wanted
+        except ray.exceptions.RayError as exc:
+            raise WorkerLost(ticket.worker, _first_line(exc)) from exc
+
+
+def _node_alive() -> bool:
+    import ray
+
+    try:
+        return any(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+    except (ray.exceptions.RayError, RuntimeError, OSError):
+        return False
+
+
+def _first_line(exc: BaseException) -> str:
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return lines[0] if lines else type(exc).__name__

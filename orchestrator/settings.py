@@ -1,0 +1,74 @@
+"""Where things lie and which store is meant: the one place that reads folders and the environment."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
+
+from orchestrator.lock import lock_folder
+
+STORE_FILE = Path(".assay/store.db")
+OUT_FOLDER = Path(".assay/report")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Folders, store and host of this process.
+
+    `cache` holds models and engine trees that can be made again; `state` holds the spool, which cannot.
+    """
+
+    cwd: Path
+    store_url: str
+    out: Path
+    cache: Path
+    state: Path
+    host: str
+    environ: Mapping[str, str] = field(repr=False)
+
+    @property
+    def spool(self) -> Path:
+        """Outcomes that no store has acknowledged yet."""
+        return self.state / "spool"
+
+    @property
+    def locks(self) -> Path:
+        """Card locks, shared by all users of the host."""
+        return lock_folder()
+
+    @property
+    def models(self) -> Path:
+        """Models built on demand."""
+        return self.cache / "models"
+
+    @property
+    def trees(self) -> Path:
+        """Engine trees exported from git refs and checkouts."""
+        return self.cache / "trees"
+
+
+def settings(
+    environ: Mapping[str, str], cwd: Path | None = None, store: str | None = None, out: Path | None = None
+) -> Settings:
+    """Settings for a command: `store` is a URL or a file's path, default `.assay/store.db` under `cwd`."""
+    here = cwd or Path.cwd()
+    return Settings(
+        cwd=here,
+        store_url=store_url(store, here),
+        out=here / (out or OUT_FOLDER),
+        cache=Path(platformdirs.user_cache_dir("assay", appauthor=False)),
+        state=Path(platformdirs.user_state_dir("assay", appauthor=False)),
+        host=socket.gethostname(),
+        environ=environ,
+    )
+
+
+def store_url(store: str | None, cwd: Path) -> str:
+    """A store's URL from what a user writes: a URL, or the path of an SQLite file."""
+    if store is None:
+        return f"sqlite:///{cwd / STORE_FILE}"
+    return store if "://" in store else f"sqlite:///{cwd / Path(store).expanduser()}"
