@@ -76,6 +76,7 @@ def install(out: Path, recipe: Recipe, write: Callable[[Path], Written]) -> Mode
 
     Raises BadRequest when `out` holds anything else, ModelFilesError when it holds this build damaged.
     """
+    out = out.absolute()
     standing = _standing_build(out, recipe)
     if standing is not None:
         return standing
@@ -96,6 +97,10 @@ def install(out: Path, recipe: Recipe, write: Callable[[Path], Written]) -> Mode
             if other is None:
                 raise
             return other
+    except OSError as error:
+        raise ModelFilesError(
+            f"building into {out} failed: {error}", "free space there, or choose another --out"
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ModelFacts(recipe.name, out, zoo["model_digest"], True, zoo)

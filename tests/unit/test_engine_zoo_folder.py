@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import shutil
@@ -143,6 +144,16 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(ModelFilesError, match="broke off"):
         install(tmp_path / "out", Recipe("tiny", 1, {}, {}), fail)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    def full(folder: Path) -> Written:
+        raise OSError(errno.ENOSPC, "No space left on device", str(folder / "model.onnx.data"))
+
+    with pytest.raises(ModelFilesError, match="No space left on device") as caught:
+        install(tmp_path / "out", Recipe("tiny", 1, {}, {}), full)
+    assert "--out" in caught.value.remedy
     assert not list(tmp_path.iterdir())
 
 
