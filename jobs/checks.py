@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import re
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from engine.counters import COUNTERS
 from engine.errors import EXIT_KINDS
 from jobs import expressions
 from jobs.gates import CLOSING
+from jobs.metrics import is_finite
 from jobs.model import AttemptFact, CellPlan, Equation, Generation, Missing, Reading, RunFact, RunRecord
 
 EndKind = Literal["measured", "engine", "infrastructure", "contaminated", "absent"]
@@ -51,7 +52,8 @@ class Evaluated:
 def ending(run: RunFact) -> Ending:
     """How a run ended, from its state, its record and its attempts.
 
-    A record without a clear certificate is contaminated: unknown is not clear.
+    A record without a clear certificate is contaminated: unknown is not clear. A throttled card leaves tokens and
+    bytes valid, so its run counts; its times do not (`word` is then "throttled").
     """
     if run.retracted is not None:
         return Ending("absent", "retracted", f"retracted: {run.retracted}")
@@ -103,7 +105,7 @@ def invalid_figures(record: RunRecord) -> list[str]:
     faults += [
         f"fact {name} is {value}"
         for name, value in sorted(record.facts.items())
-        if isinstance(value, float) and not math.isfinite(value)
+        if isinstance(value, float) and not is_finite(value)
     ]
     for generation in record.generations:
         where = f"generation {generation.index}"
@@ -122,7 +124,7 @@ def non_finite_logits(record: RunRecord) -> str:
     """Where a top-2 gap or an id shows that logits were not numbers; empty when all are."""
     for generation in record.generations:
         for index, gap in enumerate(generation.gaps):
-            if not math.isfinite(gap):
+            if not is_finite(gap):
                 return f"generation {generation.index}, token {index}: the top-2 gap is {gap}"
         for index, token in enumerate(generation.ids):
             if token < 0:
@@ -175,6 +177,8 @@ def _certified(record: RunRecord) -> Ending:
     certificate = record.certificate
     if certificate is None:
         return Ending("contaminated", "no certificate", "nothing says that the card was clear")
+    if certificate.verdict == "throttled":
+        return Ending("measured", "throttled", "; ".join(certificate.reasons))
     if certificate.verdict != "clear":
         reasons = "; ".join(certificate.reasons) or "no reason given"
         return Ending("contaminated", certificate.verdict, f"card {certificate.verdict}: {reasons}")
@@ -201,6 +205,9 @@ def _from_attempt(run: RunFact, attempt: AttemptFact) -> Ending:
         if end:
             return end
     word = _word_of(attempt.reason)
+    sent = re.search(r"\bsignal (\d+)", attempt.reason)
+    if word == "crash" and sent and int(sent[1]) in _FROM_OUTSIDE:
+        return Ending("infrastructure", "killed", attempt.reason)
     if word:
         return Ending("engine", word, attempt.reason)
     return Ending("infrastructure", attempt.state, attempt.reason or f"its last attempt was {attempt.state}")
@@ -218,7 +225,7 @@ def _word_of(text: str) -> str:
 def _possible(name: str, value: Reading) -> bool:
     if isinstance(value, Missing):
         return True
-    if not math.isfinite(value):
+    if not is_finite(value):
         return False
     counter = COUNTERS.get(name)
     whole = counter is not None and counter.unit in ("count", "bytes")
@@ -228,7 +235,7 @@ def _possible(name: str, value: Reading) -> bool:
 def _restated(equation: Equation) -> Evaluated:
     """An equation of the engine's: it holds only when it says so AND its two numbers do."""
     name = f"{equation.name}: {equation.text}"
-    if not (math.isfinite(equation.lhs) and math.isfinite(equation.rhs)):
+    if not (is_finite(equation.lhs) and is_finite(equation.rhs)):
         return Evaluated(name, None, False, "not evaluated: a side is not finite")
     true = _RELATIONS[equation.relation](equation.lhs, equation.rhs)
     note = "" if true == equation.holds else f"the engine says holds = {equation.holds}, its numbers say {true}"
@@ -279,7 +286,7 @@ def _activity(generations: list[Generation], name: str) -> int | float:
 
 def _closed(text: str, total: Reading, parts: int | float, row: str = "") -> Evaluated:
     name = f"recomputed: {row or text}"
-    if isinstance(total, Missing) or not math.isfinite(total) or not math.isfinite(parts):
+    if isinstance(total, Missing) or not is_finite(total) or not is_finite(parts):
         return Evaluated(name, None, False, "not evaluated: not a number")
     holds = total == parts
     return Evaluated(name, Equation(name=name, text=text, relation="==", lhs=total, rhs=parts, holds=holds), holds)

@@ -121,17 +121,18 @@ def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:
     values = [run.readings.get(name, NOT_RECORDED) for run in runs]
     absent = next((value for value in values if isinstance(value, Missing)), None)
     numbers = [value for value in values if not isinstance(value, Missing)]
-    if absent is not None:
-        if not numbers:
-            return absent
-        return Missing(missing=f"varies: {min(numbers)} in some runs, {absent.missing} in others")
-    if _is_time(name):
+    if absent is not None and not numbers:
+        return absent
+    if is_time(name):
         return upper_median(numbers)
+    if absent is not None:
+        return Missing(missing=f"varies: {min(numbers)} in some runs, {absent.missing} in others")
     low, high = min(numbers), max(numbers)
     return numbers[0] if low == high else Missing(missing=f"varies: {low}..{high}")
 
 
-def _is_time(name: str) -> bool:
+def is_time(name: str) -> bool:
+    """Whether a counter or metric comes from a clock, and so differs from run to run."""
     if name in COUNTERS:
         return COUNTERS[name].scope == "clock"
     return name in METRICS and not METRICS[name].exact

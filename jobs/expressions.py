@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import ast
 import difflib
-import math
 import operator
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache
 from typing import Literal
 
 from jobs.errors import SpecError
+from jobs.metrics import is_finite
 from jobs.model import Missing
 
 Value = bool | int | float | Missing
@@ -168,7 +168,7 @@ def _operand(name: str, values: Mapping[str, int | float | Missing]) -> Value:
         return Missing(missing=f"{name}: not recorded")
     if isinstance(value, Missing):
         return Missing(missing=f"{name}: {value.missing}")
-    return value if math.isfinite(value) else Missing(missing=f"{name}: not finite")
+    return value if is_finite(value) else Missing(missing=f"{name}: not finite")
 
 
 def _arithmetic(op: ast.operator, left: Value, right: Value, text: str) -> Value:
@@ -182,7 +182,7 @@ def _arithmetic(op: ast.operator, left: Value, right: Value, text: str) -> Value
         return Missing(missing=f"{text}: division by zero")
     except OverflowError:
         return Missing(missing=f"{text}: out of range")
-    return result if math.isfinite(result) else Missing(missing=f"{text}: not finite")
+    return result if is_finite(result) else Missing(missing=f"{text}: not finite")
 
 
 def _boolean(op: ast.boolop, parts: list[Value]) -> Value:

@@ -8,6 +8,7 @@ none was run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
@@ -166,9 +167,9 @@ def _class_of(left: Stream, right: Stream, contract: IdentityContract, *, later:
     if shape:
         return shape, f"equal up to there; {_ends(left)}; {_ends(right)}"
     if later:
-        return "VIOLATION", "earlier generations are equal: state is corrupted from there on"
+        return "VIOLATION", "state is corrupted from there on"
     at = common_prefix(left.ids, right.ids)
-    gap = left.gaps[at] if at < len(left.gaps) else None
+    gap = _gap(left, at)
     # Both ids of a near tie stand within `band` of the oracle, and base within band / 2 of it, so that base's own gap
     # is at most 2 x band; the contract caps the band. Beyond that no oracle could make it a near tie.
     if gap is not None and gap > 2 * contract.near_tie_cap:
@@ -206,8 +207,8 @@ def _row(
         first_difference=at if differs else None,
         left_id=_at(left.ids, at),
         right_id=_at(right.ids, at),
-        left_gap=_at(left.gaps, at),
-        right_gap=_at(right.gaps, at),
+        left_gap=_gap(left, at),
+        right_gap=_gap(right, at),
         generation=right.generation,
         left_context=left.ids[max(0, at - CONTEXT) : at + CONTEXT + 1] if differs else (),
         right_context=right.ids[max(0, at - CONTEXT) : at + CONTEXT + 1] if differs else (),
@@ -288,6 +289,11 @@ def _closest_difference(base: ArmStreams, other: ArmStreams, indices: Sequence[i
 
 def _at(values: Sequence[Number], index: int) -> Number | None:
     return values[index] if index < len(values) else None
+
+
+def _gap(stream: Stream, index: int) -> float | None:
+    gap = _at(stream.gaps, index)
+    return gap if gap is not None and math.isfinite(gap) else None
 
 
 def _count(number: int, word: str) -> str:

@@ -7,11 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs import checks, expressions
-from jobs.compare import MeasuredArm, MeasuredRun, measured_arm
-from jobs.metrics import readings
+from jobs.compare import MeasuredArm, MeasuredRun, is_time, measured_arm
+from jobs.metrics import is_finite, readings
 from jobs.model import ArmPlan, CellPlan, Equation, Missing, Reading, RunFact, RunRecord
 from jobs.order import RUNS_PER_REPEAT
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
+
+THROTTLED = Missing(missing="the card was throttled")
 
 TOP_KEYS = 10
 """Keys shown of an arm, those with the most streamed bytes first."""
@@ -54,6 +56,8 @@ def weigh(plan: CellPlan, arm: ArmPlan, runs: Sequence[RunFact]) -> ArmEvidence:
         if end.kind == "measured":
             assert run.record is not None, run.run_id
             values = readings(run.record, plan.settings.decode_skip)
+            if end.word == "throttled":
+                values = {name: THROTTLED if is_time(name) else value for name, value in values.items()}
             counted.append(MeasuredRun(run.run_id, run.block, run.record, values))
     expected = max(plan.blocks * plan.repeats * RUNS_PER_REPEAT, len(runs))
     measured = measured_arm(arm.name, counted)
@@ -77,7 +81,7 @@ def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | 
         runs_expected=evidence.expected,
         runs_complete=len(records),
         values=dict(evidence.measured.values),
-        facts={k: v for k, v in first.facts.items() if not isinstance(v, float) or v == v} if first else {},
+        facts={k: v for k, v in first.facts.items() if isinstance(v, str) or is_finite(v)} if first else {},
         seams=first.seams if first else (),
         top_keys=_top_keys(first) if first else (),
         card=str(first.device.get("name", "")) if first else "",

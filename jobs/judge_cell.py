@@ -84,6 +84,9 @@ class _Cell:
             self.self_rows[arm.name] = judge_pair.judge_self(self.docket, arm, contract)
             judge_pair.find_varying(self.docket, arm)
             self.notes += judge_pair.find_locks(self.docket, self.plan, arm, contract)
+        throttled = sum(end.word == "throttled" for _, end in arm.ended("measured"))
+        if throttled:
+            self.notes.append(f"{throttled} runs of {arm.name} ran on a throttled card: their times do not count")
 
     def _against_base(self, base: ArmEvidence, arm: ArmEvidence, vacuous: Sequence[str], strays: set[str]) -> None:
         both = bool(base.records() and arm.records())

@@ -103,7 +103,8 @@ def _engine_failure(
     docket: Docket, arm: ArmEvidence, ended: Sequence[EndedRun], *, base_fails: bool, base_counts: bool
 ) -> None:
     end = ended[0][1]
-    said = f"{_runs(ended, arm)} of {arm.name} ended by {end.word}: {end.detail}"
+    told = end.detail if end.detail.startswith(end.word) else f"{end.word}: {end.detail}"
+    said = f"{_runs(ended, arm)} of {arm.name} ended, {told}"
     run_ids = _ids(ended)
     if arm.plan.role in ("base", "null"):
         remedy = "Mend base first, or choose a scenario that base can run; without it there is nothing to compare with."

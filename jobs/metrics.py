@@ -110,7 +110,12 @@ def expression_names() -> frozenset[str]:
 
 def finite(value: Reading) -> Reading:
     """The reading itself, or Missing where a float is NaN or infinite: such a figure is no measurement."""
-    return value if isinstance(value, Missing) or math.isfinite(value) else Missing(missing=f"not finite: {value}")
+    return value if isinstance(value, Missing) or is_finite(value) else Missing(missing=f"not finite: {value}")
+
+
+def is_finite(value: int | float) -> bool:
+    """Whether a figure is a number; an int of any size is (math.isfinite raises beyond a float's range)."""
+    return isinstance(value, int) or math.isfinite(value)
 
 
 def upper_median(values: Sequence[float]) -> float:
@@ -246,4 +251,7 @@ def _quotient(part: Reading, whole: Reading, when_zero: str) -> Reading:
         return Missing(missing=when_zero)
     if isinstance(part, int) and isinstance(whole, int) and part % whole == 0:
         return part // whole
-    return finite(part / whole)
+    try:
+        return finite(part / whole)
+    except OverflowError:
+        return Missing(missing="out of range")
