@@ -103,8 +103,6 @@ def _arm_likes(form: SweepForm, source: Source) -> Iterator[SpecError]:
             yield from _source(arm.source, (*path, "source"), source)
         for key, value in arm.config.items():
             yield from _config_value(key, value, (*path, "config", key), source)
-            if key in form.matrix:
-                yield source.error((*path, "config", key), f"{key!r} is also in the matrix", "keep one of the two")
         for key in arm.env:
             if not key.replace("_", "a").isalnum() or key[0].isdigit():
                 yield source.error((*path, "env", key), f"{key!r} is not an environment variable's name", "rename it")
@@ -139,6 +137,10 @@ def _matrix(form: SweepForm, source: Source) -> Iterator[SpecError]:
     cells = 1
     for axis, values in form.matrix.items():
         cells *= len(values)
+        holders = [name for name, arm in form.arms.items() if axis in arm.config]
+        if holders:
+            place: Path_ = ("arms", holders[0], "config", axis)
+            yield source.error(place, f"{axis!r} is also in the matrix", "keep one of the two")
         if axis not in known:
             yield source.error(("matrix", axis), f"unknown matrix axis {axis!r}", nearest(axis, known))
             continue
@@ -159,7 +161,7 @@ def _varies(form: SweepForm, source: Source) -> Iterator[SpecError]:
     for index, name in enumerate(form.varies):
         if name not in known:
             yield source.error(("varies", index), f"unknown factor {name!r} in varies", nearest(name, known))
-        elif name in form.matrix:
+        elif name in form.matrix and not any(name in arm.config for arm in form.arms.values()):
             remedy = "a matrix axis is equal in all arms of a cell; remove one of the two"
             yield source.error(("varies", index), f"{name!r} is both in varies and in the matrix", remedy)
 

@@ -40,8 +40,11 @@ def parse(form: type[F], source: Source) -> F:
         # Through JSON, so that lists may stand for tuples while text may still not stand for numbers.
         return form.model_validate_json(json.dumps(source.values))
     except ValidationError as error:
-        found = [_fault(form, source, detail) for detail in error.errors(include_url=False)]
-    raise first_of(found)
+        details = error.errors(include_url=False)
+    # A misspelt key is also a missing one: the nearest name says it better.
+    misspelt = {detail["loc"][:-1] for detail in details if detail["type"] == "extra_forbidden"}
+    told = [detail for detail in details if detail["type"] != "missing" or detail["loc"][:-1] not in misspelt]
+    raise first_of(_fault(form, source, detail) for detail in told)
 
 
 def first_of(faults: Iterable[SpecError]) -> SpecError:

@@ -100,7 +100,7 @@ class IdentityForm(Form):
     compare: Literal["full", "prefix"] = "full"
     near_ties: Literal["refuse", "allow"] = "refuse"
     near_tie_cap: Annotated[float, Field(ge=0)] = 0.1
-    scope: tuple[Text, ...] = ("batch", "card", "driver")
+    scope: tuple[Literal["batch", "card", "driver"], ...] = ("batch", "card", "driver")
 
 
 class GateForm(Form):

@@ -21,6 +21,7 @@ Path_ = tuple[str | int, ...]
 """Where a value stands in a document: keys and list indices from the top."""
 
 MOST_NODES = 100_000
+MOST_DIGITS = 40
 NOT_STORABLE = re.compile("[\0\ud800-\udfff]")
 
 
@@ -68,11 +69,9 @@ for _tag, _pattern, _first in (
 def read_lines(text: str, file: str) -> Source:
     """Parse one YAML document. Raises SpecError with file and line."""
     try:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-        finally:
-            loader.dispose()
+        node = yaml.compose(text, _Loader)
+    except RecursionError as error:
+        raise SpecError("brackets are nested too deeply", "a sweep file is a few levels deep", file=file) from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = error.problem or error.context or "not YAML"
@@ -136,6 +135,8 @@ class _Builder:
         if kind == "bool":
             return text.lower() == "true"
         if kind == "int":
+            if len(text) > MOST_DIGITS:
+                raise self.at(line, f"a whole number of {len(text)} digits", f"at most {MOST_DIGITS}")
             digits = text.replace("_", "")
             return int(digits, 16 if digits.lower().startswith("0x") else 10)
         if kind == "float":
