@@ -69,7 +69,7 @@ class Guard:
         return cls(mark, folder, process)
 
     def finish(self) -> None:
-        """Let it sweep up now, and wait for it: afterwards nothing of ours is left."""
+        """Let it sweep up now, and wait for it: afterwards nothing of ours is left. Harmless a second time."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=40)

@@ -182,7 +182,6 @@ class RayPlacer:
                 ray.wait(idle, num_returns=len(idle), timeout=STOP_TIMEOUT_S)
         with contextlib.suppress(ray.exceptions.RayError, OSError, RuntimeError):
             ray.shutdown()
-        self.guard.finish()
 
     def _actor(self, worker: str, card: CardName) -> Any:
         import ray

@@ -46,6 +46,11 @@ class Settings:
         return self.cache / "models"
 
     @property
+    def downloads(self) -> Path:
+        """Files fetched for building models."""
+        return self.cache / "downloads"
+
+    @property
     def trees(self) -> Path:
         """Engine trees exported from git refs and checkouts."""
         return self.cache / "trees"

@@ -1,0 +1,40 @@
+"""From a sweep whose runs are done to its verdict, its files and its exit code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.judge import judge
+from jobs.store import Store
+from jobs.verdict import Verdict
+from reports.render import render, write_html
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """A verdict and where it was written."""
+
+    verdict: Verdict
+    comment: Path
+    page: Path
+    document: Path
+
+
+def judge_sweep(store: Store, sweep_id: str) -> Verdict:
+    """Judge what the store holds and keep the answer."""
+    given = store.judge_input(sweep_id)
+    verdict = judge(given)
+    assert isinstance(verdict, Verdict), "this judge answers at once and asks for no follow-up"
+    store.write_verdict(sweep_id, verdict, verdict.input_digest)
+    return verdict
+
+
+def write_reports(store: Store, sweep_id: str, verdict: Verdict, out: Path) -> Concluded:
+    """Comment, page and document of a verdict in folder `out`. Raises OSError when it cannot be written."""
+    out.mkdir(parents=True, exist_ok=True)
+    page = write_html(verdict, out, doc=store.judge_input(sweep_id))
+    comment, document = out / "comment.md", out / "verdict.json"
+    comment.write_text(render(verdict, "comment"), encoding="utf-8")
+    document.write_text(render(verdict, "json") + "\n", encoding="utf-8")
+    return Concluded(verdict, comment, page, document)

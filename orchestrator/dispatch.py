@@ -1,0 +1,308 @@
+"""The dispatcher: takes blocks from the store, gives their runs to workers one by one, writes down what comes back.
+
+The only holder of the store. Each worker has a seat; a seat holds one block at a time and walks it run by run on one
+card, so base and head of a block never meet two cards. Nothing is repeated silently: every try is an attempt in the
+store, and how often a run may be tried is the manifest's limit. A dirty card before the spawn is a wait with a reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from jobs.adapters.base import RunOrder
+from jobs.errors import Conflict
+from jobs.lifecycle import attempts_left
+from jobs.model import ArmPlan, AttemptState, Manifest
+from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
+from orchestrator.clear import ClearVerdict
+from orchestrator.outcome import RunOutcome
+from orchestrator.place import HostLost, Placer, Ticket, WorkerLost
+from orchestrator.worker import WorkerCard, WorkOrder
+
+LEASE_S = 60.0
+TICK_S = 0.2
+LOOK_AGAIN_S = 2.0
+STOP_WAIT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something to show: a run began, ended, waits, or a worker was lost. `counts` stands with each end."""
+
+    kind: str  # begin, end, wait, lost
+    cell: str = ""
+    arm: str = ""
+    text: str = ""
+    counts: Pending | None = None
+
+
+@dataclass(slots=True)
+class Seat:
+    """One worker with what it is at. `tried` holds how attempts at the run in hand have ended."""
+
+    hello: WorkerCard
+    backlog: list[BlockClaim] = field(default_factory=list)
+    claim: BlockClaim | None = None
+    runs: list[RunTicket] = field(default_factory=list)
+    tried: list[AttemptState] = field(default_factory=list)
+    ticket: Ticket | None = None
+    attempt: AttemptRef | None = None
+    dirty_since_s: float | None = None
+    look_at_s: float = 0.0
+    shown_reason: str = ""
+
+    @property
+    def worker(self) -> str:
+        """The worker's name for the placer."""
+        return self.hello.worker
+
+    @property
+    def card(self) -> str:
+        """The worker's card by UUID."""
+        return self.hello.card.uuid
+
+
+class Stopped(Exception):
+    """The user asked for an end; the store can be resumed."""
+
+
+class Dispatcher:
+    """Works one sweep to its end. `driver` names this process in the store; `homes` are cards of blocks half done.
+
+    `work` raises Stopped when `stopped` says so, HostLost when workers cannot be had any more; both leave a store that
+    can be resumed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        placer: Placer,
+        sweep_id: str,
+        manifest: Manifest,
+        driver: str,
+        *,
+        homes: Mapping[str, str] | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+        tell: Callable[[Happening], None] = lambda _happening: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._placer = placer
+        self._sweep_id = sweep_id
+        self._limits = manifest.limits
+        self._arms: dict[str, ArmPlan] = {arm.name: arm for arm in manifest.arms}
+        self._driver = driver
+        self._homes = dict(homes or {})
+        self._stopped = stopped
+        self._tell = tell
+        self._clock = clock
+        self._beat_at_s = 0.0
+        self._seats: list[Seat] = []
+
+    def work(self) -> Pending:
+        """Run what is pending; the counts at the end. The placer must be open, and stays so."""
+        while True:
+            for seat in self._seats:
+                self._push(seat)
+            tickets = [seat.ticket for seat in self._seats if seat.ticket is not None]
+            if not tickets and not any(seat.claim or seat.backlog for seat in self._seats):
+                return self._store.pending(self._sweep_id)
+            if self._stopped():
+                self._wind_down()
+                raise Stopped
+            self._beat()
+            if not tickets:
+                time.sleep(TICK_S)
+                continue
+            for ticket in self._placer.ready(tickets, TICK_S):
+                self._receive(next(seat for seat in self._seats if seat.ticket is ticket))
+
+    def seat(self, hellos: tuple[WorkerCard, ...]) -> None:
+        """Give the workers their seats. Raises HostLost when a half-done block's card is not among theirs."""
+        self._seats = [Seat(hello) for hello in hellos]
+        absent = sorted(set(self._homes.values()) - {seat.card for seat in self._seats})
+        if absent:
+            raise HostLost(f"a block was begun on card {absent[0]}, which is not here: start the sweep anew")
+
+    # ---- forward -------------------------------------------------------------------------------------------------
+
+    def _push(self, seat: Seat) -> None:
+        """Get an idle seat going: next run of its block, else next block."""
+        if seat.ticket is not None:
+            return
+        if seat.claim is not None and not seat.runs:
+            self._store.release_block(seat.claim.block_id, seat.claim.fence)
+            seat.claim = None
+        if seat.claim is None:
+            self._take_block(seat)
+        if seat.claim is not None and self._clock() >= seat.look_at_s:
+            seat.ticket = self._placer.look(seat.worker)
+
+    def _take_block(self, seat: Seat) -> None:
+        """The next block that may run on this seat's card; blocks begun elsewhere go to the seat with their card."""
+        while not seat.backlog:
+            claim = self._store.claim_block(self._sweep_id, f"{self._driver}/{seat.worker}", LEASE_S)
+            if claim is None:
+                return
+            home = self._homes.get(claim.block_id, seat.card)
+            next(other for other in self._seats if other.card == home).backlog.append(claim)
+        seat.claim = seat.backlog.pop(0)
+        seat.runs = list(seat.claim.pending)
+        seat.tried = list(seat.runs[0].attempts)
+
+    def _begin(self, seat: Seat) -> None:
+        """Open the attempt and hand the run over."""
+        assert seat.claim is not None
+        claim, run = seat.claim, seat.runs[0]
+        attempt = self._store.open_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)
+        self._store.move(attempt.attempt_id, claim.fence, "claimed", "clearing")
+        self._store.move(attempt.attempt_id, claim.fence, "clearing", "running")
+        order = RunOrder(
+            run_id=run.run_id,
+            attempt_id=attempt.attempt_id,
+            attempt_number=attempt.number,
+            cell=claim.plan,
+            arm=self._arms[run.arm],
+            card_uuid=seat.card,
+            timeout_s=self._limits.run_timeout_s,
+        )
+        seat.attempt = attempt
+        seat.ticket = self._placer.run(seat.worker, WorkOrder(self._sweep_id, claim.fence, order))
+        self._tell(Happening("begin", claim.cell, run.arm))
+
+    # ---- back ----------------------------------------------------------------------------------------------------
+
+    def _receive(self, seat: Seat) -> None:
+        """Take what a seat's ticket brought."""
+        ticket, attempt = seat.ticket, seat.attempt
+        assert ticket is not None
+        seat.ticket = seat.attempt = None
+        try:
+            if attempt is None:
+                self._looked(seat, self._placer.verdict(ticket))
+            else:
+                self._ended(seat, self._placer.outcome(ticket))
+        except WorkerLost as lost:
+            self._lost(seat, attempt, lost)
+
+    def _looked(self, seat: Seat, verdict: ClearVerdict) -> None:
+        """Begin on a clear card; else wait, say why once a reason, and give up at the queue's limit."""
+        if verdict.clear:
+            seat.dirty_since_s, seat.shown_reason = None, ""
+            self._begin(seat)
+            return
+        assert seat.claim is not None
+        now_s = self._clock()
+        seat.dirty_since_s = now_s if seat.dirty_since_s is None else seat.dirty_since_s
+        seat.look_at_s = now_s + LOOK_AGAIN_S
+        reason = f"card {seat.card} is not clear ({verdict.verdict}): {'; '.join(verdict.reasons)}"
+        if reason != seat.shown_reason:
+            seat.shown_reason = reason
+            self._store.log_event(self._sweep_id, "waiting", reason, subject=seat.claim.block_id, worker=seat.worker)
+            self._tell(Happening("wait", seat.claim.cell, seat.runs[0].arm, reason))
+        if now_s - seat.dirty_since_s > self._limits.queue_timeout_s:
+            raise HostLost(f"{reason}; waited {self._limits.queue_timeout_s:g} s")
+
+    def _ended(self, seat: Seat, outcome: RunOutcome) -> None:
+        """Store an outcome, acknowledge it, and decide about another attempt."""
+        assert seat.claim is not None
+        run = seat.runs[0]
+        state = settle(self._store, outcome)
+        self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
+        if state != "measured":
+            self._again_or_not(seat, state, outcome.reason, outcome.retry or state == "contaminated")
+        else:
+            self._next_run(seat)
+        self._tell(Happening("end", seat.claim.cell, run.arm, outcome.reason, self._store.pending(self._sweep_id)))
+
+    def _lost(self, seat: Seat, attempt: AttemptRef | None, lost: WorkerLost) -> None:
+        """A worker died: its attempt is lost, its card gets a new one, the block goes on."""
+        assert seat.claim is not None
+        self._tell(Happening("lost", seat.claim.cell, seat.runs[0].arm, str(lost)))
+        if attempt is not None:
+            self._store.move(attempt.attempt_id, seat.claim.fence, "running", "lost", str(lost))
+            self._again_or_not(seat, "lost", str(lost), may=True)
+        seat.hello = self._placer.replace(seat.worker)
+
+    def _again_or_not(self, seat: Seat, state: AttemptState, reason: str, may: bool) -> None:
+        """Another attempt at the same run if that can help and the limits allow it; else the run is exhausted."""
+        seat.tried.append(state)
+        if state == "cancelled":
+            return
+        if may and attempts_left(seat.tried, self._limits.attempts, self._limits.contamination_reruns):
+            return
+        self._store.finish_run(seat.runs[0].run_id, "exhausted", reason)
+        self._next_run(seat)
+
+    def _next_run(self, seat: Seat) -> None:
+        seat.runs.pop(0)
+        seat.tried = list(seat.runs[0].attempts) if seat.runs else []
+
+    # ---- leases and the end --------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Keep every lease alive, well before its end."""
+        if self._clock() < self._beat_at_s:
+            return
+        self._beat_at_s = self._clock() + LEASE_S / 4
+        for seat in self._seats:
+            for claim in [*([seat.claim] if seat.claim else []), *seat.backlog]:
+                self._store.heartbeat(claim.block_id, claim.fence, LEASE_S)
+
+    def abandon(self) -> None:
+        """Give the blocks back after a loss: what ran in them becomes lost, and a resume need not wait for leases."""
+        for seat in self._seats:
+            for claim in [*([seat.claim] if seat.claim else []), *seat.backlog]:
+                with contextlib.suppress(Conflict):  # somebody else has it already
+                    self._store.release_block(claim.block_id, claim.fence)
+            seat.claim, seat.backlog = None, []
+
+    def _wind_down(self) -> None:
+        """Stop what runs, store what was stopped, give the blocks back."""
+        self._placer.stop()
+        deadline_s = self._clock() + STOP_WAIT_S
+        while (left := [s for s in self._seats if s.attempt is not None]) and self._clock() < deadline_s:
+            for ticket in self._placer.ready([s.ticket for s in left if s.ticket is not None], TICK_S):
+                self._receive_last(next(seat for seat in left if seat.ticket is ticket))
+        self.abandon()
+
+    def _receive_last(self, seat: Seat) -> None:
+        ticket, attempt = seat.ticket, seat.attempt
+        assert ticket is not None and attempt is not None and seat.claim is not None
+        seat.ticket = seat.attempt = None
+        try:
+            outcome = self._placer.outcome(ticket)
+        except WorkerLost:  # how a scheduler reports a call that it cancelled
+            self._store.move(attempt.attempt_id, seat.claim.fence, "running", "cancelled", "stopped by the user")
+            return
+        settle(self._store, outcome)
+        self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
+
+
+def settle(store: Store, outcome: RunOutcome) -> AttemptState:
+    """Write one outcome to the store; a resend is a no-op. Raises Conflict when the attempt is no longer ours."""
+    if outcome.record is not None:
+        store.write_record(outcome.attempt_id, outcome.fence, outcome.record, outcome.end, outcome.reason)
+    else:
+        assert outcome.end != "measured", outcome
+        store.move(outcome.attempt_id, outcome.fence, "running", outcome.end, outcome.reason)
+    return outcome.end
+
+
+def ingest(store: Store, outcomes: tuple[RunOutcome, ...], forget: Callable[[RunOutcome], None]) -> int:
+    """Store outcomes that an earlier driver left in the spool; how many counted.
+
+    One that came too late (its attempt was given up) is noted and forgotten: a later attempt has its place.
+    """
+    kept = 0
+    for outcome in outcomes:
+        try:
+            settle(store, outcome)
+            kept += 1
+        except Conflict as late:
+            store.log_event(outcome.sweep_id, "too_late", str(late), subject=outcome.attempt_id)
+        forget(outcome)
+    return kept

@@ -1,0 +1,150 @@
+"""One sweep on this host, from its manifest to settled runs: the store, Ray for as long as it takes, nothing left over.
+
+A sweep has one driver at a time on a host: a file lock, freed by the kernel when the driver dies. Whoever holds it
+knows that an earlier driver of that sweep is gone, so a resume takes over at once: first what the spool still holds,
+then the leases.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from filelock import FileLock, Timeout
+from ulid import ULID
+
+from jobs.errors import StoreError
+from jobs.model import JudgeInput, Manifest
+from jobs.store import Pending, Store
+from orchestrator.cards import CardName, ProbeError
+from orchestrator.choose import choose_cards
+from orchestrator.dispatch import Dispatcher, Happening, ingest
+from orchestrator.guard import Guard
+from orchestrator.nvml import NvmlProbe
+from orchestrator.outcome import Spool
+from orchestrator.place import HostLost, Placer
+from orchestrator.ray_app import RayPlacer
+from orchestrator.settings import Settings
+from orchestrator.worker import WorkerSettings
+
+MakePlacer = Callable[[Sequence[CardName], WorkerSettings, Guard], Placer]
+
+
+@dataclass(slots=True)
+class StopFlag:
+    """The first SIGINT or SIGTERM asks for an orderly end; a second SIGINT interrupts at once."""
+
+    number: int = 0
+
+    def __call__(self) -> bool:
+        """Whether an end was asked for."""
+        return self.number != 0
+
+    def listen(self) -> None:
+        """Take the signals; again after Ray has started, since that takes SIGTERM for itself."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._heard)
+
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        if self.number and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.number = number
+
+
+def cards_of_host(settings: Settings, asked: int | None, device: str) -> tuple[CardName, ...]:
+    """The cards that a sweep on this host uses. Raises ProbeError when real ones are wanted and not to be had."""
+    visible, probe, why = settings.environ.get("CUDA_VISIBLE_DEVICES"), None, ""
+    try:
+        probe = NvmlProbe()
+    except ProbeError as exc:
+        why = str(exc)
+    try:
+        return choose_cards(asked, device, probe, why, visible, settings.host)
+    finally:
+        if probe is not None:
+            probe.close()
+
+
+def run_embedded(
+    store: Store,
+    sweep_id: str,
+    manifest: Manifest,
+    cards: Sequence[CardName],
+    settings: Settings,
+    *,
+    tell: Callable[[Happening], None],
+    stop: StopFlag,
+    make_placer: MakePlacer | None = None,
+) -> Pending:
+    """Run what is pending of a sweep; the counts at the end.
+
+    Raises Stopped, HostLost, ProbeError or StoreError; after each, a resume goes on from what is stored.
+    """
+    with sole_driver(settings.state, sweep_id):
+        take_over(store, sweep_id, settings)
+        if not store.pending(sweep_id).pending:
+            return store.pending(sweep_id)
+        homes = half_done(store.judge_input(sweep_id))
+        guard = Guard.start(str(ULID()).lower())
+        works = WorkerSettings(settings.spool, guard.folder / "scratch", settings.locks, who=f"assay run {sweep_id}")
+        placer = (make_placer or _ray)(cards, works, guard)
+        stop.listen()
+        try:
+            hellos = placer.open()
+            stop.listen()
+            name = f"{settings.host}/{os.getpid()}"
+            dispatcher = Dispatcher(store, placer, sweep_id, manifest, name, homes=homes, stopped=stop, tell=tell)
+            try:
+                dispatcher.seat(hellos)
+                return dispatcher.work()
+            except HostLost:
+                dispatcher.abandon()
+                raise
+        finally:
+            placer.close()
+            guard.finish()
+
+
+@contextlib.contextmanager
+def sole_driver(state: Path, sweep_id: str) -> Iterator[None]:
+    """Be the only driver of a sweep on this host. Raises StoreError when another one lives."""
+    folder = state / "drivers"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f"{sweep_id}.lock")
+    try:
+        lock.acquire(timeout=2.0)
+    except Timeout as exc:
+        raise StoreError(f"sweep {sweep_id} is being run by another process here", "wait for it, or end it") from exc
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def take_over(store: Store, sweep_id: str, settings: Settings) -> None:
+    """Settle what an earlier driver of this host left: spooled outcomes first, then its leases."""
+    spool = Spool(settings.spool)
+    ingest(store, spool.left_over(sweep_id), lambda o: spool.acknowledge(o.sweep_id, o.attempt_id))
+    if settings.store_url.startswith("sqlite"):  # a file on this host: no driver elsewhere can hold a lease
+        store.break_leases(sweep_id, "its driver is gone")
+
+
+def half_done(given: JudgeInput) -> Mapping[str, str]:
+    """Blocks with both complete and pending runs, and the card that the complete ones met."""
+    homes: dict[str, str] = {}
+    waiting: set[str] = set()
+    for run in (run for cell in given.cells for run in cell.runs):
+        if run.state == "pending":
+            waiting.add(run.block_id)
+        elif run.record is not None and run.record.certificate is not None:
+            homes[run.block_id] = run.record.certificate.uuid
+    return {block: uuid for block, uuid in homes.items() if block in waiting}
+
+
+def _ray(cards: Sequence[CardName], works: WorkerSettings, guard: Guard) -> Placer:
+    return RayPlacer(cards, works, guard)
