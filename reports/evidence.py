@@ -24,7 +24,7 @@ from reports.blocks import (
     Verbatim,
     words,
 )
-from reports.format import bytes_decimal, exact, integer, number, plural
+from reports.format import NOT_RECORDED, bytes_decimal, exact, integer, number, plural
 from reports.redact import redact
 from reports.traffic import METRICS
 from reports.units import unit_of
@@ -39,6 +39,9 @@ def sections(doc: JudgeInput, cell: CellInput, metric: str | None) -> tuple[Sect
     """The evidence of one cell, section by section. Raises SpecError when `metric` is given and no run has it."""
     runs = sorted(cell.runs, key=lambda run: (run.block, run.position))
     measured = [(run, run.record) for run in runs if run.record is not None]
+    if metric is not None:
+        timed = (_samples(measured),) if unit_of(metric).startswith(("ms", "ns", "tokens/s")) else ()
+        return (_runs(runs), _readings(measured, metric), *timed, _reruns(doc, cell))
     return (
         _runs(runs),
         _readings(measured, metric),
@@ -139,7 +142,7 @@ def _reading_table(
 
 def _reading(value: Any, name: str) -> str:
     if value is None:
-        return "n/a: not recorded"
+        return NOT_RECORDED
     return value if isinstance(value, str) else exact(value, unit_of(name))
 
 

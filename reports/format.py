@@ -14,6 +14,7 @@ from jobs.model import Missing
 Value = int | float | Missing
 
 MINUS: Final = "\u2212"
+NOT_RECORDED: Final = "not recorded"
 UNIT_NOTE: Final = "1 MB = 1,000,000 bytes"
 _DECIMAL: Final = ("B", "kB", "MB", "GB", "TB", "PB")
 _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -91,9 +92,9 @@ def points(difference: float) -> str:
 def show(value: Value | None, unit: str) -> str:
     """A reading with its unit, or why there is none."""
     if value is None:
-        return "n/a: not in the verdict"
+        return NOT_RECORDED
     if isinstance(value, Missing):
-        return f"n/a: {value.missing}"
+        return value.missing if value.missing == NOT_RECORDED else f"n/a: {value.missing}"
     if not math.isfinite(value):
         return "not finite"
     if unit in _SHARES:

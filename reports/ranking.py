@@ -41,6 +41,11 @@ class Ranked:
     run_ids: tuple[str, ...] = ()
 
     @property
+    def is_worse(self) -> bool:
+        """Whether it is bad, or leaves something unknown."""
+        return not self.is_usual and self.state.tone in ("bad", "warn")
+
+    @property
     def is_usual(self) -> bool:
         """Whether it is only a neutral counter that moved."""
         return self.rank >= _NEUTRAL

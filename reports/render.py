@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,7 @@ COMMENT_LIMIT: Final = 65_536  # a GitHub comment's body, characters
 COMMENT_FLOOR: Final = 800  # below this not even the shortest form is sure to fit
 _HERE: Final = Path(__file__).parent
 _SECTIONS: Final = (identity, witnesses, traffic, capture, time, hygiene, blind, stamp)
-_LADDER: Final = ((24, 200, True), (12, 60, True), (6, 25, True), (6, 25, False), (3, 12, False))
+_LADDER: Final = ((8, 20, 200), (6, 20, 60), (4, 12, 25), (4, 12, 0), (2, 6, 0))  # cells, rows, rows behind folds
 _WORST: Final = (50, 20, 10, 5, 3, 1)
 _PAGE_CELLS: Final = 8
 _PAGE_ROWS: Final = 2000
@@ -102,19 +103,19 @@ def _comment(view: SweepView, limit: int, report_url: str | None) -> str:
 def _forms(view: SweepView, report_url: str | None) -> Iterable[Callable[[], str]]:
     """Ever shorter comments: full, fewer cells and rows, no folds, worst rows and counts, counts, a pointer."""
     total = len(view.cells)
-    for cells, rows, folded in _LADDER:
-        scope = Scope(view.first_cells(cells), rows, max(0, total - cells))
-        yield lambda scope=scope, folded=folded: _full(view, scope, folded, report_url)  # type: ignore[misc]
+    for cells, rows, deep in _LADDER:
+        scope = Scope(view.first_cells(cells), rows, deep, max(0, total - cells))
+        yield lambda scope=scope: _full(view, scope, report_url)  # type: ignore[misc]
     for rows in _WORST:
-        yield lambda rows=rows: _short(view, Scope((), rows, total), report_url)  # type: ignore[misc]
+        yield lambda rows=rows: _short(view, Scope((), rows, 0, total), report_url)  # type: ignore[misc]
     yield lambda: _short(view, None, report_url)
     yield lambda: _pointer(view, report_url)
 
 
-def _full(view: SweepView, scope: Scope, folded: bool, report_url: str | None) -> str:
-    first = headline.build(view, scope)
-    parts = [(first, True), *((module.build(view, scope), folded) for module in _SECTIONS)]
-    bodies = [markdown.section(part, folded=fold) for part, fold in parts]
+def _full(view: SweepView, scope: Scope, report_url: str | None) -> str:
+    folded = scope.deep > 0
+    parts = [module.build(view, scope) for module in (headline, *_SECTIONS)]
+    bodies = [markdown.section(part, folded=folded) for part in parts]
     return _framed(view, bodies, "" if folded else _elsewhere(view, report_url), report_url)
 
 
@@ -135,7 +136,7 @@ def _framed(view: SweepView, sections: list[str], stamped: str, report_url: str 
             title=f"{markdown.SIGNS[state.tone]} {state.word}: {markdown.inline(words(_name(verdict.sweep)))}",
             headline=f"**{markdown.inline(words(verdict.headline))}**",
             next_step=f"**Next:** {markdown.inline(words(verdict.next_step))}",
-            counts=f"{meaning}. {markdown.inline(headline.counts(view))}{link}",
+            counts=f"{meaning[:1].upper()}{meaning[1:]}. {markdown.inline(headline.counts(view))}{link}",
             sections=sections,
             stamp=stamped,
         )
@@ -175,7 +176,7 @@ def _safe_url(url: str | None) -> str:
 def _text(view: SweepView) -> str:
     verdict = view.verdict
     state, meaning = headline.banner(view)
-    scope = Scope(view.first_cells(24), 60, max(0, len(view.cells) - 24))
+    scope = Scope(view.first_cells(24), 60, 200, max(0, len(view.cells) - 24))
     head = [
         f"{state.word}: {visible(verdict.sweep)} (exit {verdict.exit_code}; {meaning})",
         text.wrap(visible(verdict.headline)),
@@ -192,7 +193,7 @@ def _text(view: SweepView) -> str:
 
 def _page(view: SweepView, style: str | None, href: Callable[[str], str] | None) -> str:
     cells = view.first_cells(_PAGE_CELLS)
-    scope = Scope(cells, _PAGE_ROWS, len(view.cells) - len(cells))
+    scope = Scope(cells, _PAGE_ROWS, _PAGE_ROWS, len(view.cells) - len(cells))
     sections = [module.build(view, scope) for module in (headline, *_SECTIONS)]
     figures = tiles.of_cell(cells[0]) if scope.is_single else tiles.of_sweep(view)
     verdict = view.verdict
@@ -200,7 +201,7 @@ def _page(view: SweepView, style: str | None, href: Callable[[str], str] | None)
 
 
 def _cell_page(view: SweepView, cell: CellView, doc: JudgeInput | None) -> str:
-    scope = Scope((cell,), _PAGE_ROWS)
+    scope = Scope((cell,), _PAGE_ROWS, _PAGE_ROWS)
     sections = [module.build(view, scope) for module in _SECTIONS if module is not stamp]
     if doc is not None:
         sections += explain.sections(view.verdict, doc, cell.name)
@@ -278,8 +279,19 @@ def _environment(href: Callable[[str], str] | None) -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=_finalize if href is not None else None,
     )
-    environment.filters |= {"kind": lambda block: type(block).__name__, "plural": plural, "cell_href": href or str}
+    environment.filters |= {
+        "breakable": _breakable,
+        "kind": lambda block: type(block).__name__,
+        "plural": plural,
+        "cell_href": href or str,
+    }
     return environment
+
+
+def _breakable(name: str) -> markupsafe.Markup:
+    """A name that may wrap after its separators, so that a narrow column does not cut words."""
+    pieces = re.split(r"(?<=[/_=.:,-])(?=[^/_=.:,-])", visible(name))
+    return markupsafe.Markup("<wbr>").join(pieces)
 
 
 def _finalize(value: Any) -> Any:

@@ -32,6 +32,8 @@ from reports.escape import NAME_LIMIT, TEXT_LIMIT, clip, visible
 from reports.format import plural
 
 WIDTH: Final = 100
+TABLE_WIDTH: Final = 120
+_NARROWEST: Final = 16
 _BAR_WIDTH: Final = 40
 _SHADES: Final = {"hit": "█", "retained": "▓", "bypassed": "▒", "staged": "░", "floor": "█", "above": "░"}
 
@@ -71,12 +73,14 @@ def block(item: Block) -> str:
         case Verbatim():
             return "\n".join(f"  {visible(line)}" for line in item.lines)
         case Details():
-            inner = (block(part) for part in item.blocks)
+            inner = [block(part) for part in item.blocks]
+            if not any(inner):
+                return ""
             return "\n".join([f"+ {inline(item.summary)}", *(textwrap.indent(text, "  ") for text in inner if text)])
         case Bars():
             return _bars(item)
         case Spark():
-            return f"{visible(item.label)}: {item.low} to {item.high}"
+            return ""
 
 
 def wrap(text: str, *, first: str = "", rest: str = "") -> str:
@@ -104,13 +108,46 @@ def _inline(piece: Inline) -> str:
 def _table(table: Table) -> str:
     head = [visible(column.title) for column in table.columns]
     rows = [head, *([inline(cell) for cell in row] for row in table.rows)]
-    widths = [max(_columns(row[place]) for row in rows) for place in range(len(head))]
     right = [column.align == "right" for column in table.columns]
-    lines = [
-        "  ".join(_pad(cell, width, end) for cell, width, end in zip(row, widths, right, strict=True)) for row in rows
-    ]
-    lines.insert(1, "  ".join("-" * width for width in widths))
+    places = range(len(head))
+    longest = [max((_columns(word) for row in rows for word in row[place].split()), default=0) for place in places]
+    widths = _fitted([max(_columns(row[place]) for row in rows) for place in places], longest, right)
+    rule = "  ".join("-" * width for width in widths)
+    lines = [line for row in rows for line in _row_lines(row, widths, right)]
+    lines.insert(len(_row_lines(head, widths, right)), rule)
     return "\n".join(f"  {line}".rstrip() for line in lines)
+
+
+def _fitted(widths: list[int], longest_words: list[int], right: list[bool]) -> list[int]:
+    """Column widths that fit the terminal where they can: the widest columns of words give way, figures never do."""
+    fitted = list(widths)
+    least = [max(_NARROWEST, longest) for longest in longest_words]
+    excess = 2 * len(widths) + sum(fitted) - TABLE_WIDTH
+    while excess > 0:
+        able = [place for place, is_right in enumerate(right) if not is_right and fitted[place] > least[place]]
+        if not able:
+            break
+        fitted[max(able, key=lambda place: fitted[place])] -= 1
+        excess -= 1
+    return fitted
+
+
+def _row_lines(row: list[str], widths: list[int], right: list[bool]) -> list[str]:
+    """One row, its long cells wrapped inside their columns; a word longer than its column stands out whole."""
+    cells = [
+        [cell]
+        if _columns(cell) <= width
+        else textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+        for cell, width in zip(row, widths, strict=True)
+    ]
+    height = max(map(len, cells))
+    return [
+        "  ".join(
+            _pad(lines[place] if place < len(lines) else "", width, end)
+            for lines, width, end in zip(cells, widths, right, strict=True)
+        )
+        for place in range(height)
+    ]
 
 
 def _bars(item: Bars) -> str:

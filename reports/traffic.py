@@ -12,16 +12,16 @@ from typing import Final
 
 from jobs.model import Missing
 from jobs.verdict import ArmView
-from reports.format import Value
+from reports.format import NOT_RECORDED, Value
 
 METRICS: Final = (
     ("byte_hit_rate", "Byte hit rate", "ratio"),
     ("count_hit_rate", "Count hit rate", "ratio"),
-    ("htod_bytes_per_token", "Streamed host to device, a token", "bytes"),
+    ("htod_bytes_per_token", "htod bytes per token", "bytes"),
     ("bypassed_byte_share", "Bypassed share of page-ins, by bytes", "ratio"),
     ("bypassed_count_share", "Bypassed share of page-ins, by count", "ratio"),
-    ("floor_bytes_per_token", "Floor (W − budget), a token", "bytes"),
-    ("floor_distance_bytes", "Distance to the floor, a token", "bytes"),
+    ("floor_bytes_per_token", "Floor (W − budget), bytes per token", "bytes"),
+    ("floor_distance_bytes", "Distance to the floor, bytes per token", "bytes"),
     ("floor_ratio", "Times the floor", "x"),
 )
 """Metric, label, unit: the figures every report shows for every arm."""
@@ -70,7 +70,7 @@ class Traffic:
 def build(arm: ArmView) -> Traffic:
     """The traffic of one arm from its counters, metrics and plan facts."""
     figures = {name: reading(arm, name) for name, _, _ in METRICS}
-    bypass_per_token = ratio(reading(arm, "bypassed_page_in_bytes"), fact(arm, "measured_tokens"))
+    bypass_per_token = product(figures["bypassed_byte_share"], figures["htod_bytes_per_token"])
     by_count, count_why = _parts(arm, 2)
     by_bytes, bytes_why = _parts(arm, 3)
     return Traffic(
@@ -93,13 +93,13 @@ def build(arm: ArmView) -> Traffic:
 
 def reading(arm: ArmView, name: str) -> Value:
     """A counter or metric of an arm; one that the verdict does not hold is missing, with that reason."""
-    return arm.values.get(name, Missing(missing=f"{name} is not in the verdict"))
+    return arm.values.get(name, Missing(missing=NOT_RECORDED))
 
 
 def fact(arm: ArmView, name: str) -> Value:
     """A plan fact of an arm as a number, or missing."""
     value = arm.facts.get(name)
-    return Missing(missing=f"{name} is not in the verdict") if value is None or isinstance(value, str) else value
+    return Missing(missing=NOT_RECORDED) if value is None or isinstance(value, str) else value
 
 
 def ratio(top: Value, bottom: Value) -> Value:
@@ -109,6 +109,13 @@ def ratio(top: Value, bottom: Value) -> Value:
     if isinstance(bottom, Missing):
         return bottom
     return Missing(missing="none to divide by") if bottom == 0 else top / bottom
+
+
+def product(left: Value, right: Value) -> Value:
+    """`left * right`; missing where either is."""
+    if isinstance(left, Missing):
+        return left
+    return right if isinstance(right, Missing) else left * right
 
 
 def shown_unit(metric: str, unit: str) -> str:

@@ -54,10 +54,14 @@ class CellView:
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """How much a section may show: these cells, at most `rows` rows a table; `left_out` cells stand elsewhere."""
+    """How much a section may show: these cells, at most `rows` rows a table; `left_out` cells stand elsewhere.
+
+    `deep` is the limit of rows for tables behind a fold.
+    """
 
     cells: tuple[CellView, ...]
     rows: int
+    deep: int
     left_out: int = 0
 
     @property

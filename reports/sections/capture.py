@@ -47,10 +47,10 @@ def _summary(scope: Scope, unusual: int) -> Inlines:
             for arm in cell.source.arms
             if arm.role != "null"
         )
-        return words(State("changed", "warn") if unusual else State("steady", "good"), f" {sides}.")
+        return words(State("changed", "warn") if unusual else State("steady", "good"), f": {sides}.")
     if unusual:
-        return words(State("changed", "warn"), f" Capture moved, or fell back, in {plural(unusual, 'cell')}.")
-    return words(State("steady", "good"), " Segments, seams and fallbacks are equal in every cell shown.")
+        return words(State("changed", "warn"), f": capture moved, or fell back, in {plural(unusual, 'cell')}.")
+    return words(State("steady", "good"), ": segments, seams and fallbacks are equal in every cell shown.")
 
 
 def _tables(cell: CellView, scope: Scope) -> list[Block]:
@@ -71,7 +71,7 @@ def _tables(cell: CellView, scope: Scope) -> list[Block]:
 
 
 def _causes(cell: CellView, scope: Scope) -> Table:
-    shown = cell.causes[: scope.rows]
+    shown = cell.causes[: scope.deep or scope.rows]
     arms = [arm.arm for arm in cell.source.arms]
     columns = (Column("Reason"), Column("Path"), Column("Operators"), *(Column(arm, "right") for arm in arms))
     rows = tuple(
@@ -104,5 +104,5 @@ def _compare(cell: CellView, name: str) -> str:
 
 def _count(value: Value, noun: str) -> str:
     if isinstance(value, Missing):
-        return f"{noun}s n/a ({value.missing})"
+        return f"{noun}s {value.missing}"
     return plural(int(value), noun)

@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from reports.blocks import Block, CellRef, Column, Inlines, Name, Paragraph, Section, State, Strong, Table, Text, words
+from collections.abc import Sequence
+
+from reports.blocks import (
+    Block,
+    CellRef,
+    Column,
+    Details,
+    Inlines,
+    Name,
+    Paragraph,
+    Section,
+    State,
+    Strong,
+    Table,
+    words,
+)
 from reports.format import integer, plural
+from reports.ranking import Ranked
 from reports.view import Scope, SweepView
 from reports.wording import OUTCOMES, outcome
 
@@ -15,7 +31,7 @@ def build(view: SweepView, scope: Scope) -> Section:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
     if len(view.verdict.cells) > 1:
         blocks.append(_cells(view, scope))
-    return Section("worst", "Worst rows first", (), unusual=True, shown=tuple(blocks))
+    return Section("worst", "Worst rows first", (), unusual=True, shown=tuple(blocks), folded=_better(view, scope))
 
 
 def counts(view: SweepView) -> Inlines:
@@ -30,14 +46,17 @@ def counts(view: SweepView) -> Inlines:
 
 def _findings(view: SweepView, scope: Scope) -> list[Block]:
     findings = view.verdict.findings
-    if not findings:
+    if not findings or _is_said(view):
         return []
     shown = findings[: scope.rows]
-    columns = (Column("State"), Column("Where"), Column("What happened"), Column("What to do"), Column("Exit", "right"))
+    with_cell = len(view.verdict.cells) != 1
+    head = (Column("State"), *((Column("Cell"),) if with_cell else ()), Column("Arm"))
+    columns = (*head, Column("What happened"), Column("What to do"), Column("Exit", "right"))
     rows = tuple(
         (
             words(outcome(finding.outcome)),
-            (CellRef(finding.cell), Text(f" · {finding.arm}")) if finding.arm else (CellRef(finding.cell),),
+            *(((CellRef(finding.cell),),) if with_cell else ()),
+            words(finding.arm or "—"),
             words(finding.message),
             words(finding.remedy or "nothing: it only informs"),
             words(str(finding.exit_code) if finding.exit_code else "0, advice"),
@@ -47,10 +66,35 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
     return [Table("Findings", columns, rows, more=len(findings) - len(shown))]
 
 
+def _is_said(view: SweepView) -> bool:
+    """Whether the headline and the next step already say all that the only finding would."""
+    verdict = view.verdict
+    if len(verdict.findings) != 1 or len(verdict.cells) > 1:
+        return False
+    only = verdict.findings[0]
+    return only.message in verdict.headline and only.remedy in verdict.next_step
+
+
 def _rows(view: SweepView, scope: Scope) -> list[Block]:
-    telling = [row for row in view.ranked if not row.is_usual]
-    if not telling:
-        return []
+    """Rows that are worse are shown; rows that are better are shown when nothing is worse, else only counted."""
+    worse = [row for row in view.ranked if row.is_worse]
+    better = [row for row in view.ranked if not row.is_worse and not row.is_usual]
+    if not worse:
+        return [_ranked("Rows that moved", better, view, scope)] if better else []
+    return [_ranked("Rows that are worse or unknown", worse, view, scope)]
+
+
+def _better(view: SweepView, scope: Scope) -> tuple[Details, ...]:
+    """The rows that are better, folded, where worse ones have taken the open table."""
+    better = [row for row in view.ranked if not row.is_worse and not row.is_usual]
+    if not better or not any(row.is_worse for row in view.ranked):
+        return ()
+    deep = Scope(scope.cells, scope.deep, scope.deep, scope.left_out)
+    title = plural(len(better), "row that is better", "rows that are better")
+    return (Details(words(title), (_ranked("Better", better, view, deep),)),)
+
+
+def _ranked(caption: str, telling: Sequence[Ranked], view: SweepView, scope: Scope) -> Table:
     shown = telling[: scope.rows]
     with_cell = len(view.verdict.cells) > 1
     head = (Column("State"), *((Column("Cell"),) if with_cell else ()), Column("Row"))
@@ -66,7 +110,7 @@ def _rows(view: SweepView, scope: Scope) -> list[Block]:
         )
         for row in shown
     )
-    return [Table("Rows that moved", columns, rows, more=len(telling) - len(shown))]
+    return Table(caption, columns, rows, more=len(telling) - len(shown))
 
 
 def _cells(view: SweepView, scope: Scope) -> Table:

@@ -52,7 +52,7 @@ def _summary(arms: list[tuple[CellView, ArmView]], aside: tuple[SetAside, ...]) 
     )
     return words(
         state,
-        f" {integer(complete)} of {plural(expected, 'run')} complete on {plural(len(cards), 'card')}; certificates: ",
+        f": {integer(complete)} of {plural(expected, 'run')} complete on {plural(len(cards), 'card')}; certificates: ",
         *(said or words("none")),
         f"; {plural(len(aside), 'attempt')} set aside.",
     )
@@ -63,7 +63,7 @@ def _is_unclear(arm: ArmView) -> bool:
 
 
 def _arms(caption: str, arms: list[tuple[CellView, ArmView]], scope: Scope) -> Table:
-    shown = arms[: scope.rows]
+    shown = arms[: scope.deep or scope.rows]
     with_cell = not scope.is_single
     columns = (
         *((Column("Cell"),) if with_cell else ()),

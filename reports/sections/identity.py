@@ -30,7 +30,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     equal = [(cell, item) for cell in scope.cells for item in cell.comparisons if item.state.tone == "good"]
     shown: list[Block] = []
     for cell, item in differing[:_WINDOWS]:
-        shown += _difference(cell, item, scope)
+        shown += _difference(cell, item, view, scope)
     folded = [_listed("more difference", differing[_WINDOWS:], scope)] if len(differing) > _WINDOWS else []
     folded += [_listed("equal comparison", equal, scope)] if equal else []
     summary = _summary(len(equal), len(differing), view, scope)
@@ -40,28 +40,32 @@ def build(view: SweepView, scope: Scope) -> Section:
 def _summary(equal: int, differing: int, view: SweepView, scope: Scope) -> Inlines:
     total = equal + differing
     if total == 0:
-        return words(State("missing", "warn"), " No token streams were compared, so nothing is known about identity.")
+        return words(State("missing", "warn"), ": no token streams were compared, so nothing is known about identity.")
     if differing:
-        return words(State("differs", "bad"), f" {integer(differing)} of {plural(total, 'comparison')} differ.")
+        return words(State("differs", "bad"), f" in {integer(differing)} of {plural(total, 'comparison')}.")
     ids = sum(item.row.compared for cell in scope.cells for item in cell.comparisons if item.row.what == "pair")
     pairs = sum(1 for cell in scope.cells for item in cell.comparisons if item.row.what == "pair")
     elsewhere = f" in the {plural(len(scope.cells), 'cell')} shown" if scope.left_out else ""
     return words(
         State("identical", "good"),
-        f" All {plural(total, 'comparison')} equal{elsewhere}: {plural(pairs, 'comparison')} of base and head "
+        f" in all {plural(total, 'comparison')}{elsewhere}: {plural(pairs, 'comparison')} of base and head "
         f"({plural(ids, 'id')}), and {integer(total - pairs)} of an arm with itself or with base again.",
     )
 
 
-def _difference(cell: CellView, item: Comparison, scope: Scope) -> list[Block]:
+def _difference(cell: CellView, item: Comparison, view: SweepView, scope: Scope) -> list[Block]:
     where = () if scope.is_single else (CellRef(cell.name), *words(": "))
     blocks: list[Block] = [
-        Heading(words(*where, item.state, " ", Strong(item.who), f" ({_KINDS[item.row.what]})")),
+        Heading(words(*where, item.state, ": ", Strong(item.who), f" ({_KINDS[item.row.what]})")),
         Paragraph(words(f"{item.sentence[:1].upper()}{item.sentence[1:]}.")),
     ]
     if item.context is not None:
         blocks += [_window(item, item.context), Paragraph(words(f"{item.context.gaps}."))]
-    if item.row.note and item.row.note != item.sentence:
+    if (
+        item.row.note
+        and item.row.note != item.sentence
+        and not any(item.row.note in finding.message for finding in view.verdict.findings)
+    ):
         blocks.append(Paragraph(words(item.row.note)))
     return blocks
 
@@ -79,7 +83,7 @@ def _window(item: Comparison, context: Context) -> Table:
 
 
 def _listed(what: str, pairs: list[tuple[CellView, Comparison]], scope: Scope) -> Details:
-    shown = pairs[: scope.rows]
+    shown = pairs[: scope.deep]
     with_cell = not scope.is_single
     columns = (*((Column("Cell"),) if with_cell else ()), Column("Compared"), Column("What"), Column("Result"))
     rows = tuple(

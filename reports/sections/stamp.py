@@ -39,9 +39,9 @@ def build(view: SweepView, scope: Scope) -> Section:
     ]
     summary = words(
         "head ",
-        Name(stamp.head_source or "unknown"),
+        Name(stamp.head_source or _source(arms, "head")),
         " against base ",
-        Name(stamp.base_source or "unknown"),
+        Name(stamp.base_source or _source(arms, "base")),
         ", sweep ",
         Name(stamp.sweep_id),
     )
@@ -65,6 +65,11 @@ def _origin(arm: ArmView) -> Inlines:
         else words(" engine digest not recorded")
     )
     return (Name(arm.source), *commit, *digest)
+
+
+def _source(arms: dict[str, ArmView], role: str) -> str:
+    """What was built for a role, from the arms shown; the stamp may leave it out."""
+    return next((arm.commit or arm.source for arm in arms.values() if arm.role == role), "unknown")
 
 
 def _runs(view: SweepView) -> Inlines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs.model import Missing
 from jobs.verdict import TimeRow
 from reports.blocks import Block, CellRef, Column, Details, Inlines, Name, Paragraph, Section, State, Table, words
 from reports.format import plural, show
@@ -34,7 +35,7 @@ def build(view: SweepView, scope: Scope) -> Section:
 
 def _summary(rows: list[tuple[CellView, TimeRow]], simulated: bool, action: str) -> Inlines:
     if not rows:
-        return words(State("not measured", "quiet"), " No time was compared.")
+        return words(State("not measured", "quiet"), ": no time was compared.")
     tally: dict[str, int] = {}
     for _, row in rows:
         word = TIMES[row.klass][0]
@@ -42,11 +43,11 @@ def _summary(rows: list[tuple[CellView, TimeRow]], simulated: bool, action: str)
     text = ", ".join(f"{count} {word}" for word, count in tally.items())
     role = "may block the gate" if action == "block" else "advises and never blocks" if action == "advise" else "is off"
     state = State("not evidence", "warn") if simulated else State("advice" if action != "block" else "gates", "quiet")
-    return words(state, f" {text}; in this sweep time {role}.")
+    return words(state, f": {text}; in this sweep time {role}.")
 
 
 def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
-    shown = rows[: scope.rows]
+    shown = rows[: scope.deep or scope.rows]
     with_cell = not scope.is_single
     columns = (
         *((Column("Cell"),) if with_cell else ()),
@@ -70,7 +71,7 @@ def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
                 words(show(row.base_median, row.unit)),
                 words(show(row.head_median, row.unit)),
                 words(show(row.ratio, "x")),
-                words(f"{show(row.low, 'x')} to {show(row.high, 'x')}"),
+                words(_interval(row)),
                 words(show(row.null_ratio, "x")),
                 words(show(row.smallest_detectable, "ratio")),
                 words(str(row.blocks)),
@@ -80,3 +81,9 @@ def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
         ),
         more=len(rows) - len(shown),
     )
+
+
+def _interval(row: TimeRow) -> str:
+    if isinstance(row.low, Missing) or isinstance(row.high, Missing):
+        return show(row.low if isinstance(row.low, Missing) else row.high, "x")
+    return f"{show(row.low, 'x')} to {show(row.high, 'x')}"

@@ -11,7 +11,7 @@ from reports.blocks import (
     CellRef,
     Column,
     Details,
-    Heading,
+    Inlines,
     Name,
     Paragraph,
     Section,
@@ -25,28 +25,67 @@ from reports.traffic import METRICS, PARTS, Part, Traffic, shown_unit
 from reports.view import CellView, Scope, SweepView
 from reports.wording import METRICS as CLASSES
 
+_SHORT = {
+    "byte_hit_rate": "Byte hit rate",
+    "htod_bytes_per_token": "htod bytes per token",
+    "bypassed_byte_share": "Bypassed, by bytes",
+    "bypassed_count_share": "Bypassed, by count",
+    "floor_bytes_per_token": "Floor",
+    "floor_distance_bytes": "Distance to the floor",
+}
+DIFFERENT_WORK = "Tokens differ, so head did other work than base: these figures compare unlike things."
+
 
 def build(view: SweepView, scope: Scope) -> Section:
-    """One table a cell with every arm, its attribution in words and as bars, and every exact counter behind a fold."""
+    """The figures of every arm, their attribution in words and as bars, and every exact counter behind a fold.
+
+    One cell gets a table of its own; several get one table of cells and arms, and their own tables behind folds.
+    """
     shown: list[Block] = []
     folded: list[Details] = []
-    for cell in scope.cells:
-        if not scope.is_single:
-            shown.append(Heading(words(CellRef(cell.name))))
+    if any(item.row.what == "pair" and item.state.tone != "good" for cell in scope.cells for item in cell.comparisons):
+        shown.append(Paragraph(words(DIFFERENT_WORK), "warn"))
+    if scope.is_single:
+        cell = scope.cells[0]
         shown += [_figures(cell), *_attribution(cell), *_bars(cell)]
         folded += _folds(cell, scope)
-    if scope.left_out:
-        shown.append(Paragraph(words(f"The other {plural(scope.left_out, 'cell')}: in the report.")))
-    worse = [
-        row for cell in scope.cells for row in cell.source.exact if row.klass in {"regressed", "varies", "vanished"}
-    ]
-    better = [row for cell in scope.cells for row in cell.source.exact if row.klass == "improved"]
-    state = State("worse", "bad") if worse else State("better", "good") if better else State("level", "quiet")
-    summary = words(
-        state,
-        f" Exact metrics: {integer(len(worse))} worse or unsteady, {integer(len(better))} better. {UNIT_NOTE}.",
+    else:
+        shown.append(_overview(scope))
+        for cell in scope.cells:
+            parts = (_figures(cell), *_attribution(cell), *_bars(cell), *_folds(cell, scope))
+            folded.append(Details(words("Bytes of ", CellRef(cell.name)), parts))
+    return Section("bytes", "Bytes", _summary(scope), _worse(scope) > 0, tuple(shown), tuple(folded))
+
+
+def _summary(scope: Scope) -> Inlines:
+    worse = _worse(scope)
+    better = sum(row.klass == "improved" for cell in scope.cells for row in cell.source.exact)
+    state = State("worse", "bad") if worse else State("better", "good") if better else State("no worse", "quiet")
+    return words(state, f": {integer(worse)} exact metrics worse or unsteady, {integer(better)} better. {UNIT_NOTE}.")
+
+
+def _worse(scope: Scope) -> int:
+    return sum(row.klass in {"regressed", "varies", "vanished"} for cell in scope.cells for row in cell.source.exact)
+
+
+def _overview(scope: Scope) -> Table:
+    """One row an arm of every cell shown, one column a figure."""
+    columns = (
+        Column("Cell"),
+        Column("Arm"),
+        *(Column(_SHORT[name], "right") for name, _, _ in METRICS if name in _SHORT),
     )
-    return Section("bytes", "Bytes", summary, bool(worse), tuple(shown), tuple(folded))
+    rows = tuple(
+        (
+            words(CellRef(cell.name)),
+            words(arm.arm),
+            *(words(show(arm.figures[name], unit)) for name, _, unit in METRICS if name in _SHORT),
+        )
+        for cell in scope.cells
+        for arm in cell.traffic
+    )
+    more = f"; {plural(scope.left_out, 'cell')} more in the report" if scope.left_out else ""
+    return Table(f"Bytes by cell and arm, worst cells first{more}", columns, rows)
 
 
 def _figures(cell: CellView) -> Table:
@@ -136,18 +175,15 @@ def _kinds(bars: tuple[Bar, ...]) -> set[str]:
 
 
 def _folds(cell: CellView, scope: Scope) -> list[Details]:
-    prefix = () if scope.is_single else (CellRef(cell.name), *words(": "))
-    folds = [Details(words(*prefix, "weights, budget and capacity"), (_sizes(cell),))]
+    folds = [Details(words("Weights, budget and capacity"), (_sizes(cell),))]
     keys = [arm for arm in cell.source.arms if arm.top_keys and arm.role != "null"]
     if keys:
         folds.append(
-            Details(
-                words(*prefix, "heaviest streamed keys"), tuple(_keys(arm.arm, arm.top_keys, scope) for arm in keys)
-            )
+            Details(words("Heaviest streamed keys"), tuple(_keys(arm.arm, arm.top_keys, scope) for arm in keys))
         )
     if cell.source.exact:
         table = _counters(cell.source.exact, scope)
-        folds.append(Details(words(*prefix, f"all {plural(len(cell.source.exact), 'exact metric')}"), (table,)))
+        folds.append(Details(words(f"All {plural(len(cell.source.exact), 'exact metric')}"), (table,)))
     return folds
 
 
@@ -171,7 +207,7 @@ def _sizes(cell: CellView) -> Table:
 
 
 def _keys(arm: str, keys: tuple[tuple[str, int, int], ...], scope: Scope) -> Table:
-    shown = keys[: scope.rows]
+    shown = keys[: scope.deep]
     columns = (Column(f"Key ({arm})"), Column("Streamed", "right"), Column("Bypasses", "right"))
     rows = tuple((words(Name(key)), words(exact(size, "bytes")), words(integer(count))) for key, size, count in shown)
     return Table(f"Heaviest streamed keys of {arm}", columns, rows, more=len(keys) - len(shown))
@@ -179,8 +215,8 @@ def _keys(arm: str, keys: tuple[tuple[str, int, int], ...], scope: Scope) -> Tab
 
 def _counters(rows: tuple[MetricRow, ...], scope: Scope) -> Table:
     order = {"regressed": 0, "varies": 1, "vanished": 1, "not_recorded": 1, "declared": 2, "new": 2, "improved": 3}
-    ranked = sorted(rows, key=lambda row: order.get(row.klass, 4 if row.base != row.head else 5))
-    shown = ranked[: scope.rows]
+    ranked = sorted(rows, key=lambda row: 5 if row.base == row.head else order.get(row.klass, 4))
+    shown = ranked[: scope.deep]
     columns = (
         Column("Metric"),
         Column("base", "right"),

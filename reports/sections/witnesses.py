@@ -48,23 +48,23 @@ def _summary(
 ) -> Inlines:
     checked = sum(row.checked for _, row in invariants)
     ran = (
-        words(State("no witness", "warn"), " The sweep names no witness, so nothing proves that the changed path ran.")
+        words(State("no witness", "warn"), ": the sweep names none, so nothing proves that the changed path ran.")
         if not witnesses
         else words(
             State("not met", "warn") if unmet else State("met", "good"),
-            f" {integer(len(witnesses) - unmet)} of {plural(len(witnesses), 'witness', 'witnesses')} met. ",
+            f": {integer(unmet or len(witnesses))} of {plural(len(witnesses), 'witness', 'witnesses')}. ",
         )
     )
     agree = words(
         State("broken", "bad") if broken else State("hold", "good") if invariants else State("none", "warn"),
-        f" {integer(len(invariants) - broken)} of {plural(len(invariants), 'invariant')} hold, "
+        f": {integer(broken or len(invariants))} of {plural(len(invariants), 'invariant')}, "
         f"in {plural(checked, 'evaluation')}.",
     )
     return (*ran, *words(" "), *agree) if not witnesses else (*ran, *agree)
 
 
 def _witnesses(caption: str, pairs: list[tuple[CellView, WitnessRow]], scope: Scope) -> Table:
-    shown = pairs[: scope.rows]
+    shown = pairs[: scope.deep or scope.rows]
     with_cell = not scope.is_single
     columns = (
         *((Column("Cell"),) if with_cell else ()),
@@ -87,32 +87,35 @@ def _witnesses(caption: str, pairs: list[tuple[CellView, WitnessRow]], scope: Sc
 
 
 def _invariants(caption: str, pairs: list[tuple[CellView, InvariantRow]], scope: Scope) -> Table:
-    shown = pairs[: scope.rows]
+    """One row an invariant, one column an arm: the same equation of every arm side by side."""
+    arms = list(dict.fromkeys(row.arm for _, row in pairs))
+    groups: dict[tuple[str, str, str], dict[str, InvariantRow]] = {}
+    for cell, row in pairs:
+        groups.setdefault((cell.name, row.name, _equation(row)), {})[row.arm] = row
+    shown = list(groups.items())[: scope.deep or scope.rows]
     with_cell = not scope.is_single
-    head = (*((Column("Cell"),) if with_cell else ()), Column("Invariant"), Column("Arm"), Column("State"))
-    columns = (*head, Column("Checked", "right"), Column("Values"))
+    head = (*((Column("Cell"),) if with_cell else ()), Column("Invariant"), Column("Checked", "right"))
     rows = tuple(
         (
-            *(((CellRef(cell.name),),) if with_cell else ()),
-            _name(row),
-            words(row.arm),
-            words(held(row.holds)),
-            words(integer(row.checked)),
-            words(_values(row)),
+            *(((CellRef(cell),),) if with_cell else ()),
+            words(Name(name), *((" ", Name(equation)) if equation else ())),
+            words(integer(sum(row.checked for row in by_arm.values()))),
+            *(words(_values(by_arm[arm]) if arm in by_arm else "—") for arm in arms),
         )
-        for cell, row in shown
+        for (cell, name, equation), by_arm in shown
     )
-    return Table(caption, columns, rows, more=len(pairs) - len(shown))
+    columns = (*head, *(Column(arm, "right") for arm in arms))
+    return Table(caption, columns, rows, more=len(groups) - len(shown))
 
 
-def _name(row: InvariantRow) -> Inlines:
+def _equation(row: InvariantRow) -> str:
     text = row.worst.text if row.worst is not None else ""
-    return words(Name(row.name)) if not text or text == row.name else words(Name(row.name), " ", Name(text))
+    return "" if text in row.name else text
 
 
 def _values(row: InvariantRow) -> str:
     if row.worst is None:
-        return row.note
+        return row.note or ("holds" if row.holds else "does not hold")
     side = f"{number(row.worst.lhs)} {row.worst.relation} {number(row.worst.rhs)}"
     return f"{side}; {row.note}" if row.note else side
 
