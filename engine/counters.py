@@ -38,6 +38,10 @@ class Counter:
 
 _ROWS: tuple[Counter, ...] = (
     # residency
+    Counter(
+        "loaded_keys", "count", "activity", "plan", "neutral", "keys brought in at load, where all fit", "loaded_bytes"
+    ),
+    Counter("loaded_bytes", "bytes", "activity", "plan", "neutral", "bytes of keys brought in at load"),
     Counter("touches", "count", "activity", "plan", "neutral", "one step reading one key; equals hits + page_ins"),
     Counter("hits", "count", "activity", "plan", "neutral", "touches served by a resident key", "hit_bytes"),
     Counter("hit_bytes", "bytes", "activity", "plan", "higher", "bytes of keys over hits"),

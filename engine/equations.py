@@ -74,9 +74,9 @@ def evaluate(
         Equation("W2b", "bypassed == sum over keys", "==", c("bypassed_page_ins"), sums.bypassed),
         Equation(
             "W3",
-            "retained - evictions == resident keys",
+            "loaded + retained - evictions == resident keys",
             "==",
-            c("retained_page_ins") - c("evictions"),
+            c("loaded_keys") + c("retained_page_ins") - c("evictions"),
             c("resident_keys"),
         ),
         Equation(
@@ -94,7 +94,13 @@ def evaluate(
             c("retained_bytes") + c("bypassed_page_in_bytes") + c("staged_bytes"),
         ),
         Equation("W7", "bypassed bytes == sum over keys", "==", c("bypassed_page_in_bytes"), sums.bypassed_bytes),
-        Equation("W10", "device's own copied bytes == htod_bytes", "==", c("device_htod_bytes"), c("htod_bytes")),
+        Equation(
+            "W10",
+            "device's own copied bytes == loaded_bytes + htod_bytes",
+            "==",
+            c("device_htod_bytes"),
+            c("loaded_bytes") + c("htod_bytes"),
+        ),
         Equation("W11", "weights mapped at peak <= capacity", "<=", f("peak_weight_mapped_bytes"), f("capacity_bytes")),
         Equation("W12", "ledger faults == 0", "==", sum(c(n) for n in _FAULTS), 0),
         Equation("A8", "content resident <= mapped", "<=", c("content_resident_bytes"), c("mapped_physical_bytes")),
@@ -112,7 +118,8 @@ def evaluate(
         Equation("L1", "granules owned after close == 0", "==", f("owned_after_close_bytes"), 0),
     ]
     if f("resident") == 1:
-        rows.append(Equation("W13", "all fits: page_ins == keys", "==", c("page_ins"), f("keys")))
+        rows.append(Equation("W13", "all fits: page_ins == 0", "==", c("page_ins"), 0))
+        rows.append(Equation("W13l", "all fits: loaded_keys == keys", "==", c("loaded_keys"), f("keys")))
     if capture:
         parts = c("warm_steps") + c("captures") + c("replays") + c("fallbacks")
         rows.append(

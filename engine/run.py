@@ -125,6 +125,7 @@ def _set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, 
     capacity = config.kv_capacity or bucket(positions, graph.info.context_length)
     kv = KvCache(device, plan.kv, max(capacity, positions), ledger, pool)
     decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally)
+    pager.preload()
     return _Setup(ledger, pool, pager, kv, decoder, budget, positions)
 
 

@@ -122,6 +122,10 @@ class Device(Protocol):
         """Read device bytes on the host, after all work before it."""
         ...
 
+    def poison(self, address: int, nbytes: int) -> None:
+        """These bytes are dead: reading them is a fault. The simulator makes it show; a card need do nothing."""
+        ...
+
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set device bytes."""
         ...

@@ -176,6 +176,10 @@ class SimDevice:
         self.tally.add("host_syncs")
         return region.backing[offset : offset + nbytes].tobytes()
 
+    def poison(self, address: int, nbytes: int) -> None:
+        """Fill dead bytes with poison, so that whoever still reads them is found out."""
+        self.fill(address, nbytes, POISON)
+
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set device bytes; a range that held a key no longer does."""
         region, offset = self._range(address, nbytes, "fill of")

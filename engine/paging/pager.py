@@ -1,7 +1,8 @@
 """The pager acts: it maps, fills and evicts keys as the policy decides, and counts what it did.
 
 Every key has addresses of its own in one packed arena, reserved once: a key that comes back comes back to the same
-place. A granule shared by neighbours is mapped while any of them is in.
+place. A granule shared by neighbours is held while any of them is in. A granule that nobody holds stays mapped until
+its room is needed, so that neighbours that pass through one after another share one mapping.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ class Pager:
         self._policy = make(name, Setting(self._views, steps, self.capacity, self._granule))
         self._base = device.reserve(max(arena, 1) * self._granule)
         self._references = [0] * arena
+        self._held = 0  # granules with a reference
+        self._idle: OrderedDict[int, None] = OrderedDict()  # mapped without one, longest idle first
         self._resident: OrderedDict[int, KeyView] = OrderedDict()
         self._content = 0  # bytes of resident keys
         self._passing: list[KeyView] = []  # bypasses of the step in flight
@@ -64,6 +67,7 @@ class Pager:
         self._pinned: set[int] = set()
         self._offsets = _offsets(plan.keys)
         self.traffic = [KeyTraffic() for _ in plan.keys]
+        self._arena_capacity = self.capacity - self._policy.slot_granules
         self._slot, self._slot_used = self._map_slot(self._policy.slot_granules), 0
         self._publish()
 
@@ -80,6 +84,21 @@ class Pager:
         """Whether the key is in now."""
         return key in self._resident
 
+    def preload(self) -> None:
+        """Bring every key in before the first step, where all fit: a load, not a page-in."""
+        if not self.fits:
+            return
+        for view in self._views:
+            self._map(view)
+            self._device.copy_in(
+                self._base + self._offsets[view.index], self._keys[view.index].weight.data, Tag(view.index)
+            )
+            self._resident[view.index] = view
+            self._content += view.nbytes
+            self._tally.add("loaded_keys")
+            self._tally.add("loaded_bytes", view.nbytes)
+        self._publish()
+
     def touch(self, key: int) -> int:
         """One step reads `key`: make it readable and return its address. It stays pinned until `release`."""
         if key in self._in_slot:  # the same key twice in one step
@@ -94,7 +113,7 @@ class Pager:
     def release(self) -> None:
         """The step is over: bypasses go, pins are lifted."""
         for view in self._passing:
-            self._unmap(view)
+            self._drop(view)
         self._passing.clear()
         self._in_slot.clear()
         self._slot_used = 0
@@ -104,9 +123,11 @@ class Pager:
         """Unmap everything and give addresses and granules back; the ledger must then stand at zero."""
         self.release()
         for view in list(self._resident.values()):
-            self._unmap(view)
+            self._drop(view)
         self._resident.clear()
         self._content = 0
+        while self._idle:
+            self._unmap_idle()
         if self._slot is not None:
             for i in range(self._policy.slot_granules):
                 self._pool.give(self._device.unmap(self._slot + i * self._granule))
@@ -163,9 +184,9 @@ class Pager:
         if self._room(view).fits:
             return
         for victim in self._policy.victims(view, evictable):
-            before = self._ledger.mapped_bytes("weights")
+            before = self._held
             self._evict(victim)
-            if self._ledger.mapped_bytes("weights") == before:
+            if self._held == before:
                 self._tally.add("admission_no_progress")
             if self._room(view).fits:
                 return
@@ -178,7 +199,7 @@ class Pager:
     def _evict(self, victim: KeyView) -> None:
         del self._resident[victim.index]
         self._content -= victim.nbytes
-        self._unmap(victim)
+        self._drop(victim)
         self.traffic[victim.index].evicted += 1
         self._tally.add("evictions")
         self._tally.add("evicted_bytes", victim.nbytes)
@@ -192,23 +213,37 @@ class Pager:
         self._tally.add("hit_bytes", self._keys[key].nbytes)
 
     def _room(self, view: KeyView) -> Room:
-        mapped = self._ledger.mapped_bytes("weights") // self._granule
         needed = sum(1 for g in range(view.first, view.last + 1) if self._references[g] == 0)
-        return Room(self.capacity - mapped, needed)
+        return Room(self._arena_capacity - self._held, needed)
 
     def _map(self, view: KeyView) -> None:
+        """Hold the key's granules, mapping those that are not mapped yet; idle ones give way, longest idle first."""
+        fresh = [g for g in range(view.first, view.last + 1) if self._references[g] == 0]
+        unmapped = [g for g in fresh if g not in self._idle]
+        for g in fresh:
+            self._idle.pop(g, None)
+        self._held += len(fresh)
+        for g in unmapped:
+            if self._ledger.mapped_bytes("weights") >= self.capacity_bytes:
+                self._unmap_idle()
+            self._device.map(self._base + g * self._granule, self._pool.take())
+            self._ledger.charge("weights")
         for g in range(view.first, view.last + 1):
-            if self._references[g] == 0:
-                self._device.map(self._base + g * self._granule, self._pool.take())
-                self._ledger.charge("weights")
             self._references[g] += 1
 
-    def _unmap(self, view: KeyView) -> None:
+    def _drop(self, view: KeyView) -> None:
+        """Let go of a key: its bytes are dead, granules that nobody else holds are idle."""
+        self._device.poison(self._base + self._offsets[view.index], view.nbytes)
         for g in range(view.first, view.last + 1):
             self._references[g] -= 1
             if self._references[g] == 0:
-                self._pool.give(self._device.unmap(self._base + g * self._granule))
-                self._ledger.refund("weights")
+                self._held -= 1
+                self._idle[g] = None
+
+    def _unmap_idle(self) -> None:
+        granule, _ = self._idle.popitem(last=False)
+        self._pool.give(self._device.unmap(self._base + granule * self._granule))
+        self._ledger.refund("weights")
 
     def _map_slot(self, granules: int) -> int | None:
         if granules == 0:
