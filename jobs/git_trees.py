@@ -112,9 +112,13 @@ def _ref_remedy(repository: Path, ref: str) -> str:
 
 def _git(repository: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     environment = {name: value for name, value in os.environ.items() if name not in HOOK_VARIABLES}
-    return subprocess.run(
-        ["git", *words], cwd=repository, env=environment, capture_output=True, check=False, timeout=GIT_TIMEOUT_S
-    )
+    command = ["git", *words]
+    try:
+        return subprocess.run(
+            command, cwd=repository, env=environment, capture_output=True, check=False, timeout=GIT_TIMEOUT_S
+        )
+    except subprocess.TimeoutExpired as error:
+        raise SpecError(f"git {words[0]} took more than {GIT_TIMEOUT_S} s in {repository}", "check the disk") from error
 
 
 def _last_line(text: bytes) -> str:

@@ -187,6 +187,9 @@ def _digest(root: Path, files: Iterable[Path]) -> str:
     """Each file enters as path, NUL, length, content: no two trees share a byte string."""
     total = hashlib.sha256()
     for path in sorted(files, key=lambda path: PurePosixPath(path.relative_to(root).as_posix())):
-        content = path.read_bytes()
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise SpecError(f"cannot read {path}: {error.strerror}", "mend or remove the file") from error
         total.update(path.relative_to(root).as_posix().encode() + b"\0" + len(content).to_bytes(8, "big") + content)
     return total.hexdigest()
