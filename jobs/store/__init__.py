@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from sqlalchemy import update
-
 from jobs.errors import SpecError
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
 from jobs.store import claims, events, readback, records, revision, submission, verdicts
 from jobs.store.connect import Database
 from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, RunTicket, SweepRow
-from jobs.tables import block, run
+from jobs.tables import block
 from jobs.verdict import Verdict
 
 __all__ = ["AttemptRef", "BlockClaim", "Event", "Pending", "RunTicket", "Store", "SweepRow"]
@@ -61,7 +59,7 @@ class Store:
 
         `key` is the client's own word for this submission; without one the manifest itself is the key.
         """
-        now = self._clock()
+        now = self._now()
         return self._database.write(
             lambda c: submission.submit(c, manifest, harness_digest, harness_version, key, request, now)
         )
@@ -95,22 +93,22 @@ class Store:
 
     def claim_block(self, sweep_id: str, worker: str, lease_s: float) -> BlockClaim | None:
         """Lease the first block with pending runs that nobody holds; None when there is none."""
-        now = self._clock()
+        now = self._now()
         return self._database.write(lambda c: claims.claim_block(c, sweep_id, worker, lease_s, now))
 
     def heartbeat(self, block_id: str, fence: int, lease_s: float) -> datetime:
         """Prolong a lease; returns its new end. Conflict when it is gone."""
-        now = self._clock()
+        now = self._now()
         return self._database.write(lambda c: claims.heartbeat(c, block_id, fence, lease_s, now))
 
     def release_block(self, block_id: str, fence: int) -> None:
         """Give a block back; what still runs in it becomes lost."""
-        now = self._clock()
+        now = self._now()
         self._database.write(lambda c: claims.release_block(c, block_id, fence, now))
 
     def reap(self, now: datetime, worker: str | None = None) -> tuple[str, ...]:
         """Break the leases that ended before `now`, and all of `worker` when given; returns the attempts lost."""
-        at = self._clock()
+        at = self._now()
         ended = block.c.leased_until < now
         if worker is not None:
             ended |= block.c.worker == worker
@@ -118,17 +116,17 @@ class Store:
 
     def break_leases(self, sweep_id: str, reason: str) -> tuple[str, ...]:
         """Break every lease in a sweep whose workers are known to be gone; returns the attempts lost."""
-        at = self._clock()
+        at = self._now()
         return self._database.write(lambda c: claims.reap(c, block.c.sweep_id == sweep_id, reason, at))
 
     def open_attempt(self, run_id: str, fence: int, worker: str, card: str) -> AttemptRef:
         """Start the next attempt at a pending run, in state claimed."""
-        now = self._clock()
+        now = self._now()
         return self._database.write(lambda c: claims.open_attempt(c, run_id, fence, worker, card, now))
 
     def move(self, attempt_id: str, fence: int, frm: str, to: str, reason: str = "") -> None:
         """Change an attempt's state; a resend is a no-op. IllegalMove off the lifecycle, Conflict on another state."""
-        now = self._clock()
+        now = self._now()
         self._database.write(lambda c: claims.move(c, attempt_id, fence, frm, to, reason, now))
 
     def write_record(
@@ -138,12 +136,12 @@ class Store:
 
         A resend is a no-op; a differing resend is Conflict.
         """
-        now = self._clock()
+        now = self._now()
         self._database.write(lambda c: records.write_record(c, attempt_id, fence, record, state, reason, now))
 
     def finish_run(self, run_id: str, state: RunState = "exhausted", reason: str = "") -> None:
         """End a run that has no attempt left, or none worth making."""
-        now = self._clock()
+        now = self._now()
         self._database.write(lambda c: claims.finish_run(c, run_id, state, reason, now))
 
     def pending(self, sweep_id: str) -> Pending:
@@ -165,7 +163,7 @@ class Store:
 
     def write_verdict(self, sweep_id: str, verdict: Verdict, input_digest: str) -> str:
         """Store a verdict and mark the sweep judged; returns the verdict's id."""
-        now = self._clock()
+        now = self._now()
         return self._database.write(lambda c: verdicts.write_verdict(c, sweep_id, verdict, input_digest, now))
 
     def verdict(self, sweep_id: str) -> Verdict | None:
@@ -175,12 +173,10 @@ class Store:
 
     def retract_run(self, run_id: str, reason: str) -> None:
         """Mark a run as not to be trusted; its rows stay, and the judge is told."""
-        now = self._clock()
+        now = self._now()
         if not reason.strip():
             raise SpecError("a retraction needs a reason", "say what is wrong with the run")
-        self._database.write(
-            lambda c: c.execute(update(run).where(run.c.id == run_id).values(retracted_reason=reason, retracted_at=now))
-        )
+        self._database.write(lambda c: claims.retract_run(c, run_id, reason, now))
 
     # ---- events --------------------------------------------------------------------------------------------------
 
@@ -191,7 +187,12 @@ class Store:
 
     def log_event(self, sweep_id: str, kind: str, message: str, *, subject: str = "", worker: str = "") -> None:
         """Note something that is no state change, such as a wait for a dirty card and why."""
-        now = self._clock()
+        now = self._now()
         self._database.write(
             lambda c: events.log(c, sweep_id, subject or sweep_id, kind, now, message=message, worker=worker)
         )
+
+    def _now(self) -> datetime:
+        now = self._clock()
+        assert now.tzinfo is not None, "the store's clock gives naive times"
+        return now

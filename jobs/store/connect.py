@@ -32,12 +32,14 @@ class Database:
     a transaction and given back at its end, so none is held while a card works and none survives a fork.
     """
 
-    def __init__(self, url: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self, url: str, *, sleep: Callable[[float], None] = time.sleep, lock_wait_s: float = LOCK_WAIT_S
+    ) -> None:
         self.url = parse_url(url)
         self.shown = self.url.render_as_string(hide_password=True)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._sleep = sleep
-        self._engine = _engine(self.url)
+        self._engine = _engine(self.url, lock_wait_s)
 
     @property
     def file(self) -> Path | None:
@@ -120,13 +122,13 @@ def parse_url(text: str) -> URL:
     raise StoreError(f"{backend} is no store", remedy)
 
 
-def _engine(url: URL) -> Engine:
+def _engine(url: URL, lock_wait_s: float) -> Engine:
     if url.get_backend_name() != "sqlite":
         try:
             return create_engine(url, pool_pre_ping=True, pool_size=2, max_overflow=2, pool_recycle=300)
         except ImportError as error:
             raise StoreError("PostgreSQL needs psycopg", "pip install 'gpu-assay[postgres]'") from error
-    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": LOCK_WAIT_S})
+    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": lock_wait_s})
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
     return engine
