@@ -1,0 +1,187 @@
+"""`assay run`: a sweep from its file to its verdict, on this host."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from ulid import ULID
+
+from jobs.errors import SpecError
+from jobs.model import Manifest
+from jobs.order import run_order
+from jobs.provenance import harness_digest, own_root
+from jobs.spec import load, plan
+from jobs.store import Store
+from orchestrator.commands.terminal import JsonOption, StoreOption, open_store, say, say_json, say_table, settings_for
+from orchestrator.conclude import Concluded, judge_sweep, write_reports
+from orchestrator.dispatch import Stopped
+from orchestrator.embedded import StopFlag, cards_of_host, run_embedded
+from orchestrator.estimate import Estimate, estimate
+from orchestrator.place import HostLost
+from orchestrator.progress import SweepProgress
+from orchestrator.resolve import DryResolver, LocalResolver
+from orchestrator.settings import OUT_FOLDER, Settings
+from orchestrator.summary import tables
+from orchestrator.version import harness_version
+
+SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file; with --resume also a sweep's id")]
+OutFolderOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help=f"folder of the reports [default: {OUT_FOLDER}]")
+]
+CardsOption = Annotated[str, typer.Option("--cards", metavar="auto|N", help="how many cards to use")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="go on with this sweep's newest unjudged submission")]
+DryOption = Annotated[bool, typer.Option("--dry-run", help="print cells, runs and time, and run nothing")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("run")(run)
+
+
+def run(
+    sweep: SweepArgument,
+    store: StoreOption = None,
+    out: OutFolderOption = None,
+    cards: CardsOption = "auto",
+    resume: ResumeOption = False,
+    dry_run: DryOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a sweep here: base and head on the same clear card, then judge, report, and exit as the gate says."""
+    given = settings_for(store, out)
+    asked = _asked(cards)
+    if dry_run:
+        _show_plan(sweep, given, as_json)
+        return
+    with_store = open_store(given, migrate=True)
+    try:
+        sweep_id, manifest = _submitted(with_store, sweep, given, resume)
+        _work(with_store, sweep_id, manifest, asked, given, f"assay run {sweep} --resume{_store_words(store)}")
+        verdict = judge_sweep(with_store, sweep_id)
+        done = write_reports(with_store, sweep_id, verdict, given.out)
+    finally:
+        with_store.close()
+    _show(done, sweep_id, given, as_json)
+    raise typer.Exit(verdict.exit_code)
+
+
+def _asked(cards: str) -> int | None:
+    if cards == "auto":
+        return None
+    if not cards.isdigit() or int(cards) < 1:
+        raise SpecError(f"--cards {cards!r} is no number of cards", "give auto, or a whole number above zero")
+    return int(cards)
+
+
+def _submitted(store: Store, sweep: str, given: Settings, resume: bool) -> tuple[str, Manifest]:
+    """The sweep to work on: a fresh submission, or with `resume` an open one."""
+    if resume and not Path(sweep).exists():
+        row = store.sweep(sweep)
+        if row.state != "open":
+            raise SpecError(f"sweep {row.id} is judged already", f"assay report {row.id} --format text")
+        return row.id, store.manifest(row.id)
+    spec = load(Path(sweep))
+    sys.stderr.write("resolving models, prompts and arms\n")
+    manifest = plan(spec, LocalResolver(given))
+    harness = harness_digest(own_root())
+    if resume:
+        found = store.find_open(manifest.digest(), harness)
+        if found is None:
+            raise SpecError(
+                f"no unjudged submission of {sweep} as it stands now (file, engine trees, models and assay itself)",
+                "leave --resume out, or name the sweep by its id: assay status lists them",
+            )
+        return found, manifest
+    return store.submit(manifest, harness, harness_version(), key=f"run-{ULID()}".lower()), manifest
+
+
+def _work(
+    store: Store, sweep_id: str, manifest: Manifest, asked: int | None, given: Settings, how_to_resume: str
+) -> None:
+    """Run what is pending. On a stop or a loss say how to go on, and exit."""
+    before = store.pending(sweep_id)
+    chosen = cards_of_host(given, asked, manifest.cells[0].settings.device)
+    kind = "simulated card" if chosen[0].simulated else chosen[0].name
+    sys.stderr.write(f"sweep {sweep_id}: {before.pending} runs pending, on {len(chosen)} x {kind}\n")
+    stop = StopFlag()
+    try:
+        with SweepProgress(before.runs, before.runs - before.pending) as progress:
+            run_embedded(store, sweep_id, manifest, chosen, given, tell=progress, stop=stop)
+    except Stopped:
+        sys.stderr.write(f"stopped; every child is ended. Go on with: {how_to_resume}\n")
+        raise typer.Exit(128 + (stop.number or signal.SIGINT)) from None
+    except HostLost as lost:
+        raise HostLost(f"{lost} (go on with: {how_to_resume})") from lost
+
+
+def _store_words(store: str | None) -> str:
+    return f" --store {store}" if store else ""
+
+
+def _show(done: Concluded, sweep_id: str, given: Settings, as_json: bool) -> None:
+    verdict = done.verdict
+    paths = {"comment": str(done.comment), "page": str(done.page), "verdict": str(done.document)}
+    if as_json:
+        say_json(
+            {
+                "sweep": sweep_id,
+                "outcome": verdict.outcome,
+                "exit_code": verdict.exit_code,
+                "headline": verdict.headline,
+                "next_step": verdict.next_step,
+                "cells": [{"cell": cell.cell, "outcome": cell.outcome} for cell in verdict.cells],
+                "store": given.store_url,
+                **paths,
+            }
+        )
+        return
+    for table in tables(verdict):
+        say_table(table.title, table.headings, table.rows)
+    say(f"\n{verdict.outcome}: {verdict.headline}\nnext: {verdict.next_step}\n")
+    say(f"sweep    {sweep_id}")
+    for word, path in {**paths, "store": given.store_url}.items():
+        say(f"{word:<8} {path}")
+
+
+def _show_plan(sweep: str, given: Settings, as_json: bool) -> None:
+    """What a sweep would do; builds no model and opens no store for writing."""
+    resolver = DryResolver(LocalResolver(given), [])
+    manifest = plan(load(Path(sweep)), resolver)
+    expected = estimate(manifest, given.store_url)
+    document = _plan_document(manifest, expected, resolver.absent)
+    if as_json:
+        say_json(document)
+        return
+    rows = tuple(
+        (c["cell"], ", ".join(c["arms"]), str(c["blocks"]), str(c["runs"]), c["time"]) for c in document["cells"]
+    )
+    say_table(f"{manifest.name}: {manifest.description}", ("cell", "arms", "blocks", "runs", "time"), rows)
+    say(f"\n{len(manifest.cells)} cells, {document['runs']} runs, {expected.words}")
+    for name in resolver.absent:
+        say(f"model {name} is not built yet; the run will build it")
+
+
+def _plan_document(manifest: Manifest, expected: Estimate, absent: list[str]) -> dict[str, Any]:
+    cells = [
+        {
+            "cell": cell.cell,
+            "arms": list(cell.arms),
+            "blocks": cell.blocks,
+            "runs": sum(len(run_order(cell, block)) for block in range(cell.blocks)),
+            "order": list(run_order(cell, 0)),
+            "time": expected.cell_words(cell.cell),
+        }
+        for cell in manifest.cells
+    ]
+    return {
+        "sweep": manifest.name,
+        "cells": cells,
+        "runs": sum(int(str(cell["runs"])) for cell in cells),
+        "time": expected.words,
+        "models_to_build": absent,
+        "manifest_digest": manifest.digest(),
+    }

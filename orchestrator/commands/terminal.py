@@ -1,0 +1,62 @@
+"""What all commands share: options, where output goes, how a store is opened."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from jobs.store import Store
+from orchestrator.settings import STORE_FILE, Settings, settings
+
+StoreOption = Annotated[
+    str | None, typer.Option("--store", metavar="URL", help=f"store: a URL or an SQLite file [default: {STORE_FILE}]")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="write there instead of printing")]
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="a sweep's id or a unique beginning of it")]
+
+
+def settings_for(store: str | None = None, out: Path | None = None) -> Settings:
+    """Settings of this process."""
+    return settings(os.environ, store=store, out=out)
+
+
+def open_store(given: Settings, *, migrate: bool = False) -> Store:
+    """The store, for reading unless `migrate`. Raises StoreError with a remedy."""
+    if migrate and given.store_url == f"sqlite:///{given.cwd / STORE_FILE}":
+        (given.cwd / STORE_FILE).parent.mkdir(parents=True, exist_ok=True)  # ours; any other folder is the user's
+    return Store.open(given.store_url, now, migrate=migrate)
+
+
+def now() -> datetime:
+    """The time, aware."""
+    return datetime.now(UTC)
+
+
+def say(text: str) -> None:
+    """Print plain text on stdout."""
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def say_json(document: Any) -> None:
+    """Print a JSON document on stdout."""
+    say(json.dumps(document, indent=2, sort_keys=True, default=str, allow_nan=False))
+
+
+def say_table(title: str, headings: tuple[str, ...], rows: tuple[tuple[str, ...], ...]) -> None:
+    """Print a table on stdout; without a terminal it is as wide as it needs to be."""
+    table = Table(title=Text(title), title_justify="left", header_style="bold", show_edge=False)
+    for index, heading in enumerate(headings):
+        table.add_column(Text(heading), justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)

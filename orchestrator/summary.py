@@ -1,0 +1,65 @@
+"""The short account of a verdict for a terminal: one row an arm, and no arithmetic of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.model import Missing, Reading
+from jobs.verdict import CellVerdict, Verdict
+
+COLUMNS: tuple[tuple[str, str], ...] = (
+    ("htod bytes/token", "htod_bytes_per_token"),
+    ("floor bytes/token", "floor_bytes_per_token"),
+    ("byte hit rate", "byte_hit_rate"),
+    ("bypassed, bytes", "bypassed_byte_share"),
+    ("bypassed, count", "bypassed_count_share"),
+    ("ms/token", "decode_ms_per_token"),
+)
+"""Heading and metric of each column after arm, runs and ids."""
+
+_SHARES = frozenset({"byte_hit_rate", "bypassed_byte_share", "bypassed_count_share"})
+
+
+@dataclass(frozen=True, slots=True)
+class CellTable:
+    """One cell's rows as texts, in the order of its arms."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def tables(verdict: Verdict) -> tuple[CellTable, ...]:
+    """A table for each cell of a verdict."""
+    headings = ("arm", "runs", "ids", *(heading for heading, _ in COLUMNS))
+    return tuple(CellTable(f"{cell.cell}: {cell.outcome}", headings, _rows(cell)) for cell in verdict.cells)
+
+
+def _rows(cell: CellVerdict) -> tuple[tuple[str, ...], ...]:
+    return tuple(
+        (
+            arm.arm,
+            f"{arm.runs_complete}/{arm.runs_expected}",
+            _identity(cell, arm.arm),
+            *(shown(metric, arm.values.get(metric, Missing(missing="not recorded"))) for _, metric in COLUMNS),
+        )
+        for arm in cell.arms
+    )
+
+
+def _identity(cell: CellVerdict, arm: str) -> str:
+    """How an arm's ids compare: with base for the others, with itself for base."""
+    pairs = [row for row in cell.identity if row.what != "self" and arm in (row.left, row.right)]
+    own = [row for row in cell.identity if row.what == "self" and row.left.split(" ")[0] == arm]
+    mine = [row for row in pairs if row.right == arm] or own
+    classes = sorted({row.klass for row in mine})
+    return ", ".join("ok" if word == "IDENTICAL" else word for word in classes) or "-"
+
+
+def shown(metric: str, value: Reading) -> str:
+    """A reading as text; what is missing is a word, never a zero."""
+    if isinstance(value, Missing):
+        return "n/a"
+    if metric in _SHARES:
+        return f"{100 * value:.2f} %"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
