@@ -64,6 +64,7 @@ class CardSnapshot:
     def document(self) -> dict[str, Any]:
         """The snapshot for a certificate: JSON types only, unknown as null."""
         out = asdict(self)
+        out["processes"] = None if self.processes is None else [asdict(process) for process in self.processes]
         out["unsupported"] = sorted(self.unsupported)
         out["errors"] = dict(self.errors)
         return out

@@ -1,0 +1,84 @@
+"""Which cards a sweep gets: real by UUID, simulated where there are none, refusals that name the entry."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.cards import CardName, CardProbe, ProbeError
+from orchestrator.choose import choose_cards, only_visible, resolve_visible
+from orchestrator.scripted import ScriptedProbe
+
+A = CardName("GPU-aaaa-1", "H200", "580", 0)
+B = CardName("GPU-abbb-2", "H200", "580", 1)
+
+
+class TwoCards(ScriptedProbe):
+    """A probe that shows two real cards."""
+
+    def __init__(self) -> None:
+        super().__init__([A.uuid, B.uuid], lambda: 0.0)
+
+    def cards(self) -> tuple[CardName, ...]:
+        return (A, B)
+
+
+REAL: CardProbe = TwoCards()
+
+
+@pytest.mark.parametrize(
+    ("value", "chosen"),
+    [(None, (A, B)), ("1", (B,)), ("GPU-aaaa-1", (A,)), ("GPU-ab", (B,)), ("1,0", (B, A)), ("", ())],
+)
+def test_field_1_index_full_uuid_and_prefix_name_the_same_cards(
+    value: str | None, chosen: tuple[CardName, ...]
+) -> None:
+    assert resolve_visible(value, (A, B)) == chosen
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ("7", "'7' names 0 cards"),
+        ("GPU-a", "names 2 cards"),
+        ("0,0", "twice"),
+        ("MIG-1", "MIG slice"),
+        ("x", "names 0"),
+    ],
+)
+def test_phantom_duplicate_and_mig_entries_are_refused_by_name(value: str, words: str) -> None:
+    with pytest.raises(ProbeError, match=words):
+        resolve_visible(value, (A, B))
+
+
+@pytest.mark.parametrize("value", [None, "", "0,1"])
+def test_field_3_a_worker_that_does_not_see_exactly_one_card_is_refused(value: str | None) -> None:
+    with pytest.raises(ProbeError, match="exactly one card"):
+        only_visible(value, (A, B))
+    assert only_visible("1", (A, B)) == B
+
+
+def test_without_a_driver_cards_are_simulated_one_or_as_many_as_asked() -> None:
+    (one,) = choose_cards(None, "auto", None, "no driver", None, "host")
+    three = choose_cards(3, "auto", None, "no driver", None, "host")
+    assert one.simulated
+    assert three[0].uuid == one.uuid
+    assert len({card.uuid for card in three}) == 3
+
+
+def test_simulated_cards_serve_a_sweep_of_device_sim_also_beside_real_ones() -> None:
+    assert choose_cards(None, "sim", REAL, "", None, "host")[0].simulated
+
+
+def test_real_cards_are_used_when_there_are_any() -> None:
+    assert choose_cards(None, "auto", REAL, "", None, "host") == (A, B)
+    assert choose_cards(1, "cuda", REAL, "", "1", "host") == (B,)
+
+
+def test_field_7_more_cards_than_there_are_is_refused_with_both_numbers() -> None:
+    with pytest.raises(ProbeError, match=r"9 cards asked, 2 visible"):
+        choose_cards(9, "auto", REAL, "", None, "host")
+
+
+def test_device_cuda_without_a_card_is_refused_with_the_cause() -> None:
+    with pytest.raises(ProbeError, match="NVML is missing"):
+        choose_cards(None, "cuda", None, "NVML is missing", None, "host")
