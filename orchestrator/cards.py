@@ -79,6 +79,10 @@ class ProbeError(Exception):
         self.remedy = remedy
 
 
+class CardHeld(ProbeError):
+    """A card is locked by another process, which the message names; it may be had later."""
+
+
 class CardProbe(Protocol):
     """Looks at cards without touching them: makes no CUDA context, and every look has a deadline."""
 

@@ -76,3 +76,7 @@ def _fail(message: str, code: int) -> int:
     for line in message.splitlines():
         sys.stderr.write(f"error: {line}\n")
     return code
+
+
+if __name__ == "__main__":
+    main()

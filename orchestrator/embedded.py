@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,18 +22,19 @@ from ulid import ULID
 from jobs.errors import StoreError
 from jobs.model import JudgeInput, Manifest
 from jobs.store import Pending, Store
-from orchestrator.cards import CardName, ProbeError
+from orchestrator.cards import CardHeld, CardName, ProbeError
 from orchestrator.choose import choose_cards
-from orchestrator.dispatch import Dispatcher, Happening, ingest
+from orchestrator.dispatch import Dispatcher, Happening, Stopped, ingest
 from orchestrator.guard import Guard
 from orchestrator.nvml import NvmlProbe
 from orchestrator.outcome import Spool
-from orchestrator.place import HostLost, Placer
+from orchestrator.place import HostLost, Patience, Placer
 from orchestrator.ray_app import RayPlacer
 from orchestrator.settings import Settings
 from orchestrator.worker import WorkerSettings
 
-MakePlacer = Callable[[Sequence[CardName], WorkerSettings, Guard], Placer]
+MakePlacer = Callable[[Sequence[CardName], WorkerSettings, Guard, Patience], Placer]
+HELD_PAUSE_S = 1.0
 
 
 @dataclass(slots=True)
@@ -92,7 +94,7 @@ def run_embedded(
         homes = half_done(store.judge_input(sweep_id))
         guard = Guard.start(str(ULID()).lower())
         works = WorkerSettings(settings.spool, guard.folder / "scratch", settings.locks, who=f"assay run {sweep_id}")
-        placer = (make_placer or _ray)(cards, works, guard)
+        placer = (make_placer or _ray)(cards, works, guard, waiting_for_cards(manifest, tell, stop))
         stop.listen()
         try:
             hellos = placer.open()
@@ -146,5 +148,22 @@ def half_done(given: JudgeInput) -> Mapping[str, str]:
     return {block: uuid for block, uuid in homes.items() if block in waiting}
 
 
-def _ray(cards: Sequence[CardName], works: WorkerSettings, guard: Guard) -> Placer:
-    return RayPlacer(cards, works, guard)
+def waiting_for_cards(manifest: Manifest, tell: Callable[[Happening], None], stop: Callable[[], bool]) -> Patience:
+    """Wait for a held card up to the sweep's queue limit, saying once who has it. Raises Stopped on a stop."""
+    end_s = time.monotonic() + manifest.limits.queue_timeout_s
+    said: set[str] = set()
+
+    def wait(held: CardHeld) -> bool:
+        if str(held) not in said:
+            said.add(str(held))
+            tell(Happening("wait", manifest.name, "all", str(held)))
+        time.sleep(HELD_PAUSE_S)
+        if stop():
+            raise Stopped
+        return time.monotonic() < end_s
+
+    return wait
+
+
+def _ray(cards: Sequence[CardName], works: WorkerSettings, guard: Guard, patience: Patience) -> Placer:
+    return RayPlacer(cards, works, guard, patience)

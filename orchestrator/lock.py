@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from orchestrator.cards import ProbeError
+from orchestrator.cards import CardHeld
 
 WAIT_S = 1.0
 
@@ -27,7 +27,7 @@ def lock_folder() -> Path:
 
 
 class CardLock:
-    """Holds one card for this process. Raises ProbeError naming the holder when it is taken."""
+    """Holds one card for this process. Raises CardHeld naming the holder when it is taken."""
 
     def __init__(self, uuid: str, who: str, folder: Path | None = None) -> None:
         self._folder = folder or lock_folder()
@@ -47,7 +47,7 @@ class CardLock:
         try:
             lock.acquire(timeout=wait_s, cancel_check=stopped)
         except Timeout as exc:
-            raise ProbeError(f"card {self._uuid} is held by {self.holder()}", "wait for it or end it") from exc
+            raise CardHeld(f"card {self._uuid} is held by {self.holder()}", "wait for it or end it") from exc
         self._lock = lock
         with contextlib.suppress(OSError):
             self._holder_path.write_text(json.dumps({"pid": os.getpid(), "who": self._who}))

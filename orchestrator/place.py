@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from orchestrator.cards import CardName
+from orchestrator.cards import CardHeld, CardName
 from orchestrator.clear import ClearVerdict
 from orchestrator.outcome import RunOutcome
 from orchestrator.worker import GpuWorker, WorkerCard, WorkOrder
@@ -29,6 +29,15 @@ class WorkerLost(Exception):
 
 class HostLost(Exception):
     """The machinery under the workers is gone, and with it every worker."""
+
+
+Patience = Callable[[CardHeld], bool]
+"""Asked when a card is held by another process: True, after a pause of its own, to try again."""
+
+
+def no_patience(_held: CardHeld) -> bool:
+    """Do not wait for a card."""
+    return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,12 +92,23 @@ class Placer(Protocol):
         ...
 
 
+def patiently(start: Callable[[], WorkerCard], patience: Patience) -> WorkerCard:
+    """Start a worker, as long as `patience` waits for whoever holds its card. Raises CardHeld when it does not."""
+    while True:
+        try:
+            return start()
+        except CardHeld as held:
+            if not patience(held):
+                raise
+
+
 @dataclass(slots=True)
 class InProcessPlacer:
     """Workers as threads of this process, one a card; for tests, and for hosts where Ray cannot run."""
 
     cards: Sequence[CardName]
     make: Callable[[str, CardName, Callable[[], bool]], GpuWorker]
+    patience: Patience = no_patience
     _workers: dict[str, GpuWorker] = field(default_factory=dict)
     _threads: dict[str, ThreadPoolExecutor] = field(default_factory=dict)
     _halt: threading.Event = field(default_factory=threading.Event)
@@ -144,7 +164,7 @@ class InProcessPlacer:
 
     def _start(self, worker: str, card: CardName) -> WorkerCard:
         made = self.make(worker, card, self._halt.is_set)
-        hello = made.start()
+        hello = patiently(made.start, self.patience)
         self._workers[worker] = made
         self._threads.setdefault(worker, ThreadPoolExecutor(1, thread_name_prefix=worker))
         return hello

@@ -21,7 +21,7 @@ from orchestrator.clear import ClearVerdict
 from orchestrator.guard import MARK, Guard
 from orchestrator.nvml import NvmlProbe
 from orchestrator.outcome import RunOutcome
-from orchestrator.place import HostLost, Ticket, WorkerLost
+from orchestrator.place import HostLost, Patience, Ticket, WorkerLost, no_patience, patiently
 from orchestrator.scripted import ScriptedProbe, State
 from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
 
@@ -85,6 +85,7 @@ class RayPlacer:
     cards: Sequence[CardName]
     settings: WorkerSettings
     guard: Guard
+    patience: Patience = no_patience
     script: Sequence[State] = ()
     _actors: dict[str, Any] = field(default_factory=dict)
     _cards: dict[str, CardName] = field(default_factory=dict)
@@ -194,6 +195,12 @@ class RayPlacer:
         return remote.remote(worker, card if card.simulated else None, self.settings, list(self.script))
 
     def _hello(self, worker: str) -> WorkerCard:
+        """Have a worker take its card, and hear which one that is."""
+        hello = patiently(lambda: self._start(worker), self.patience)
+        self._cards[worker] = hello.card
+        return hello
+
+    def _start(self, worker: str) -> WorkerCard:
         import ray
 
         try:
@@ -205,7 +212,6 @@ class RayPlacer:
         except ray.exceptions.RayError as exc:
             raise HostLost(f"worker {worker} did not start: {_first_line(exc)}") from exc
         assert isinstance(hello, WorkerCard), hello
-        self._cards[worker] = hello.card
         return hello
 
     def _answer(self, ticket: Ticket) -> Any:

@@ -1,0 +1,285 @@
+"""The dispatcher with a real store, threads for workers and a stand-in engine: every run once, every loss visible."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.model import ArmPlan, CellPlan, Limits, Manifest, RunSettings
+from jobs.provenance import tree_digest
+from jobs.store import Pending, Store
+from orchestrator.cards import CardName
+from orchestrator.choose import simulated_cards
+from orchestrator.dispatch import Dispatcher, Happening, Stopped, ingest
+from orchestrator.embedded import half_done
+from orchestrator.outcome import RunOutcome, Spool
+from orchestrator.place import HostLost, InProcessPlacer, Ticket, WorkerLost
+from orchestrator.scripted import ScriptedProbe
+from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings
+
+FAKE = Path(__file__).parents[1] / "fakes" / "engine_main.py"
+
+PATIENT = Limits(queue_timeout_s=20)
+
+
+class Field:
+    """A store, cards with scripts, and a sweep of the stand-in engine with one wish an arm."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.root = tmp_path
+        package = tmp_path / "arm" / "engine"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        shutil.copyfile(FAKE, package / "__main__.py")
+        self.store = Store.open(f"sqlite:///{tmp_path / 'store.db'}", lambda: datetime.now(UTC))
+        self.works = WorkerSettings(tmp_path / "spool", tmp_path / "scratch", tmp_path / "locks")
+        self.spool = Spool(self.works.spool)
+        self.heard: list[Happening] = []
+        self.scripts: dict[str, list[dict[str, Any]]] = {}
+        self.cards: tuple[CardName, ...] = simulated_cards("test", 1)
+
+    def submit(
+        self, wishes: dict[str, dict[str, Any]], *, blocks: int = 1, limits: Limits = PATIENT
+    ) -> tuple[str, Manifest]:
+        tree = self.root / "arm"
+        arms = tuple(
+            ArmPlan(
+                name=name,
+                role="base" if name == "base" else "head",
+                source="path",
+                tree_digest=tree_digest(tree),
+                python_path=str(tree),
+                env={"FAKE_ENGINE": json.dumps(wish)},
+            )
+            for name, wish in wishes.items()
+        )
+        cell = CellPlan(
+            cell="m/p",
+            model="m",
+            model_path="/m",
+            model_digest="d",
+            prompt="p",
+            prompt_ids=(1,),
+            settings=RunSettings(tokens=3, generations=1),
+            arms=tuple(wishes),
+            blocks=blocks,
+        )
+        manifest = Manifest(name="fake", arms=arms, cells=(cell,), limits=limits)
+        return self.store.submit(manifest, "h" * 64, "test"), manifest
+
+    def make(self, worker: str, card: CardName, stopped: Callable[[], bool]) -> GpuWorker:
+        probe = ScriptedProbe([card.uuid], time.monotonic, self.scripts.get(worker, []))
+        return GpuWorker(worker, card, self.works, probe, {"PATH": "/usr/bin:/bin"}, stopped)
+
+    def work(
+        self,
+        sweep_id: str,
+        manifest: Manifest,
+        *,
+        placer: InProcessPlacer | None = None,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> Pending:
+        placer = placer or InProcessPlacer(self.cards, self.make)
+        hellos = placer.open()
+        homes = half_done(self.store.judge_input(sweep_id))
+        dispatcher = Dispatcher(
+            self.store, placer, sweep_id, manifest, "driver", homes=homes, stopped=stopped, tell=self.heard.append
+        )
+        try:
+            dispatcher.seat(hellos)
+            return dispatcher.work()
+        except HostLost:
+            dispatcher.abandon()
+            raise
+        finally:
+            placer.close()
+
+    def attempts(self, sweep_id: str) -> dict[str, list[tuple[str, str]]]:
+        """(state, reason) of each attempt, by arm, in order."""
+        found: dict[str, list[tuple[str, str]]] = {}
+        for run in (run for cell in self.store.judge_input(sweep_id).cells for run in cell.runs):
+            found.setdefault(run.arm, []).extend((a.state, a.reason) for a in run.attempts)
+        return found
+
+
+@pytest.fixture
+def field(tmp_path: Path) -> Field:
+    return Field(tmp_path)
+
+
+def test_a_sweep_runs_each_run_once_in_order_and_leaves_nothing(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {"ids": [5, 6, 8]}})
+    done = field.work(sweep_id, manifest)
+    assert (done.complete, done.pending, done.leased_blocks, done.live_attempts) == (4, 0, 0, 0)
+    given = field.store.judge_input(sweep_id)
+    runs = sorted(given.cells[0].runs, key=lambda run: run.position)
+    assert [run.arm for run in runs] == ["base", "head", "head", "base"]
+    assert [run.record.generations[0].ids for run in runs if run.record] == [(5, 6, 7), (5, 6, 8), (5, 6, 8), (5, 6, 7)]
+    begun = [run.record.started_at for run in runs if run.record]
+    assert begun == sorted(begun)
+    assert all(len(run.attempts) == 1 for run in runs)
+    assert field.spool.left_over(sweep_id) == ()
+    assert [h.arm for h in field.heard if h.kind == "begin"] == ["base", "head", "head", "base"]
+
+
+def test_blocks_spread_over_cards_and_each_block_stays_on_one(field: Field) -> None:
+    field.cards = simulated_cards("test", 2)
+    sweep_id, manifest = field.submit({"base": {"sleep_s": 0.1}, "head": {"sleep_s": 0.1}}, blocks=4)
+    assert field.work(sweep_id, manifest).complete == 16
+    homes: dict[str, set[str]] = {}
+    for run in field.store.judge_input(sweep_id).cells[0].runs:
+        assert run.record is not None
+        assert run.record.certificate is not None
+        homes.setdefault(run.block_id, set()).add(run.record.certificate.uuid)
+    assert all(len(uuids) == 1 for uuids in homes.values())
+    assert len(set.union(*homes.values())) == 2
+
+
+def test_a_crash_is_tried_again_up_to_the_limit_and_the_other_arm_goes_on(field: Field) -> None:
+    sweep_id, manifest = field.submit(
+        {"base": {}, "head": {"die": signal.SIGSEGV}}, limits=Limits(attempts=2, queue_timeout_s=20)
+    )
+    done = field.work(sweep_id, manifest)
+    assert (done.complete, done.exhausted) == (2, 2)
+    tries = field.attempts(sweep_id)
+    assert [state for state, _ in tries["head"]] == ["failed"] * 4
+    assert "signal 11" in tries["head"][0][1]
+    assert [state for state, _ in tries["base"]] == ["measured"] * 2
+
+
+def test_a_refusal_is_not_tried_again_and_its_reason_stands(field: Field) -> None:
+    error = {"code": 13, "kind": "refused", "message": "budget 1 below 2", "remedy": "raise it"}
+    sweep_id, manifest = field.submit({"base": {}, "head": {"error": error}})
+    assert field.work(sweep_id, manifest).exhausted == 2
+    assert field.attempts(sweep_id)["head"] == [("refused", "refused: budget 1 below 2 (raise it)")] * 2
+
+
+def test_a_contaminated_run_is_set_aside_and_rerun(field: Field) -> None:
+    intruder = [{"at_s": 0.3, "processes": [{"pid": 4_000_001, "used_bytes": 5}]}, {"at_s": 1.0, "processes": []}]
+    field.scripts["w0"] = intruder
+    sweep_id, manifest = field.submit({"base": {"sleep_s": 0.5}, "head": {}})
+    assert field.work(sweep_id, manifest).complete == 4
+    tries = field.attempts(sweep_id)["base"]
+    assert [state for state, _ in tries][:2] == ["contaminated", "measured"]
+    assert "4000001" in tries[0][1]
+
+
+def test_a_dirty_card_is_a_wait_with_a_reason_and_no_attempt(field: Field) -> None:
+    field.scripts["w0"] = [{"processes": [{"pid": 4_000_001, "used_bytes": 5}]}, {"at_s": 0.8, "processes": []}]
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    assert field.work(sweep_id, manifest).complete == 4
+    assert all(state == "measured" for tries in field.attempts(sweep_id).values() for state, _ in tries)
+    waits = [event for event in field.store.events(sweep_id) if event.kind == "waiting"]
+    assert len(waits) == 1
+    assert "4000001" in waits[0].message
+
+
+def test_a_card_that_never_clears_ends_the_wait_with_its_reason(field: Field) -> None:
+    field.scripts["w0"] = [{"mig_enabled": True}]
+    sweep_id, manifest = field.submit({"base": {}, "head": {}}, limits=Limits(queue_timeout_s=1))
+    with pytest.raises(HostLost, match="MIG is on"):
+        field.work(sweep_id, manifest)
+    left = field.store.pending(sweep_id)
+    assert (left.pending, left.leased_blocks, left.live_attempts) == (4, 0, 0)
+
+
+class LossyPlacer(InProcessPlacer):
+    """Loses the worker on its first run; `alive`: whether a new one can be had."""
+
+    lose = 1
+    alive = True
+
+    def outcome(self, ticket: Ticket) -> RunOutcome:
+        answer = super().outcome(ticket)
+        if self.lose:
+            self.lose -= 1
+            raise WorkerLost(ticket.worker, "killed by signal 9")
+        return answer
+
+    def replace(self, worker: str) -> WorkerCard:
+        if not self.alive:
+            raise HostLost("the node died")
+        return super().replace(worker)
+
+
+def test_field_8_a_lost_worker_loses_one_attempt_and_a_new_one_goes_on(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    done = field.work(sweep_id, manifest, placer=LossyPlacer(field.cards, field.make))
+    assert done.complete == 4
+    assert [state for state, _ in field.attempts(sweep_id)["base"]] == ["lost", "measured", "measured"]
+    assert [h.kind for h in field.heard].count("lost") == 1
+
+
+def test_a_lost_host_leaves_a_store_that_a_second_driver_finishes(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    placer = LossyPlacer(field.cards, field.make)
+    placer.alive = False
+    with pytest.raises(HostLost):
+        field.work(sweep_id, manifest, placer=placer)
+    assert field.store.pending(sweep_id).leased_blocks == 0
+    assert field.work(sweep_id, manifest).complete == 4
+
+
+def test_a_stop_ends_children_and_the_sweep_can_be_resumed(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {"sleep_s": 0.2}, "head": {"sleep_s": 30}})
+    halt = threading.Event()
+    threading.Timer(1.5, halt.set).start()
+    begin_s = time.monotonic()
+    with pytest.raises(Stopped):
+        field.work(sweep_id, manifest, stopped=halt.is_set)
+    assert time.monotonic() - begin_s < 10
+    left = field.store.pending(sweep_id)
+    assert (left.leased_blocks, left.live_attempts, left.complete) == (0, 0, 1)
+    assert field.attempts(sweep_id)["head"][0][0] == "cancelled"
+
+
+def test_an_outcome_left_in_the_spool_counts_once_and_a_late_one_not_at_all(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    claim = field.store.claim_block(sweep_id, "dead/w0", 60)
+    assert claim is not None
+    kept: list[RunOutcome] = []
+
+    class KeepingPlacer(InProcessPlacer):
+        """Forgets nothing: as if the driver had died before each acknowledgement."""
+
+        def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
+            kept.append(next(o for o in field.spool.left_over(sweep_id) if o.attempt_id == attempt_id))
+
+    field.store.break_leases(sweep_id, "its driver is gone")
+    assert field.work(sweep_id, manifest, placer=KeepingPlacer(field.cards, field.make)).complete == 4
+    before = field.store.judge_input(sweep_id)
+    left = field.spool.left_over(sweep_id)
+    assert len(left) == 4
+    late = left[0].model_copy(update={"fence": 1, "reason": "from another world"})
+    late = late.model_copy(update={"record": late.record and late.record.model_copy(update={"log_tail": "other"})})
+    assert ingest(field.store, (*left, late), lambda o: field.spool.acknowledge(o.sweep_id, o.attempt_id)) == 4
+    assert field.store.judge_input(sweep_id) == before
+    assert field.spool.left_over(sweep_id) == ()
+    assert [e.kind for e in field.store.events(sweep_id)].count("too_late") == 1
+
+
+def test_a_half_done_block_goes_back_to_its_card_or_nowhere(field: Field) -> None:
+    field.cards = simulated_cards("test", 2)
+    sweep_id, manifest = field.submit({"base": {"sleep_s": 0.3}, "head": {"sleep_s": 0.3}})
+    halt = threading.Event()
+    threading.Timer(1.6, halt.set).start()
+    second_only = InProcessPlacer(field.cards[1:], field.make)
+    with pytest.raises(Stopped):
+        field.work(sweep_id, manifest, placer=second_only, stopped=halt.is_set)
+    assert field.store.pending(sweep_id).complete >= 1
+    with pytest.raises(HostLost, match="begun on card"):
+        field.work(sweep_id, manifest, placer=InProcessPlacer(field.cards[:1], field.make))
+    assert field.work(sweep_id, manifest).pending == 0
+    runs = field.store.judge_input(sweep_id).cells[0].runs
+    uuids = Counter(r.record.certificate.uuid for r in runs if r.record and r.record.certificate)
+    assert uuids == {field.cards[1].uuid: 4}
