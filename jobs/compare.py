@@ -15,6 +15,7 @@ from jobs.verdict import MetricClass, MetricRow, TimeRow
 DIFFERENT_WORK = "different work: the tokens differ"
 NOT_ENGAGED = "not judged: a witness is unmet"
 NOT_COMPARABLE = "not judged: the arms are not comparable"
+GATE_OFF = "not judged: the exact gate is off"
 
 ABSOLUTE_FLOOR_MS = 0.001
 """A time difference below a microsecond is no change that anybody should act on."""

@@ -58,7 +58,7 @@ def normalise(doc: JudgeInput) -> JudgeInput:
     for cell in doc.cells:
         plans.setdefault(cell.plan.cell, {})[_text(cell.plan)] = cell.plan
         rows = runs.setdefault(cell.plan.cell, {})
-        rows.update({_text(run): _ordered(run) for run in cell.runs})
+        rows.update({_text(run): run for run in map(_ordered, cell.runs)})
     order = {plan.cell: index for index, plan in enumerate(doc.manifest.cells)}
     cells = [
         CellInput(plan=plan, runs=tuple(sorted(runs[name].values(), key=_run_key)) if index == 0 else ())

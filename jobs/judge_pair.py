@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from jobs import compare, gates, identity, matching, wording
 from jobs.docket import Docket
@@ -121,6 +122,8 @@ def judge_exact(
     docket: Docket, manifest: Manifest, plan: CellPlan, base: ArmEvidence, head: ArmEvidence, standing: compare.Standing
 ) -> tuple[MetricRow, ...]:
     """Exact metrics of the pair, with a finding for each gating row that is worse, gone, unsteady or declared."""
+    if manifest.gate.exact == "off":
+        standing = replace(standing, unjudged=standing.unjudged or compare.GATE_OFF)
     rows = compare.exact_rows(base.measured, head.measured, plan.cell, manifest.expectations, standing)
     if standing.unjudged:
         return rows

@@ -74,9 +74,13 @@ def headline(outcome: Outcome, first: Finding | None, findings: Sequence[Finding
         place = f"In {first.cell}: " if first.cell else ""
         return f"{place}{first.message}{advised}{more}"
     where = f"in {len(cells)} cells" if len(cells) > 1 else f"in {cells[0].cell}"
+    same = all(row.klass == "IDENTICAL" for cell in cells for row in cell.identity if row.what == "pair")
+    tokens = "Same tokens" if same else "Tokens differ or were not compared, which this gate ignores,"
     if outcome == "IMPROVED":
-        return f"Same tokens {where}; {best_change(cells)}; no gating counter is worse."
-    return f"Same tokens {where}, and no gating counter moved."
+        return f"{tokens} {where}; {best_change(cells)}; no gating counter is worse."
+    if any(row.gating for cell in cells for row in cell.exact):
+        return f"{tokens} {where}, and no gating counter moved."
+    return f"{tokens} {where}; counters were not judged."
 
 
 def best_change(cells: Iterable[CellVerdict]) -> str:
