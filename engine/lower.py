@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -196,7 +196,15 @@ class Lowering:
         """Close the plan with argmax and the length's advance; place the buffers."""
         logits = self._values.get(self.graph.info.logits)
         if not isinstance(logits, Tensor):
-            raise UnsupportedModel(f"output {self.graph.info.logits!r} is produced by nothing that is served")
+            raise UnsupportedModel(
+                f"output {self.graph.info.logits!r} is produced by nothing that is served", "check genai_config.json"
+            )
+        if logits.shape[-1] > self.graph.info.vocabulary:
+            raise UnsupportedModel(
+                f"output {self.graph.info.logits!r} has {logits.shape[-1]} logits for a vocabulary of "
+                f"{self.graph.info.vocabulary}",
+                "check vocab_size in genai_config.json",
+            )
         tail = Node("argmax", "ArgMax", "assay", (), (), {})
         ids = Ref("control", -1, "int64", (1,), "ids")
         gap = Ref("control", -1, "float32", (1,), "gap")
@@ -224,23 +232,27 @@ def lower(graph: Graph, rows: int) -> Plan:
 
     Raises UnsupportedModel with every reason at once, by node and op.
     """
+    rules = [(node, ops.find(node.domain, node.op)) for node in graph.nodes]
+    _refuse([f"{n.name} ({n.full_op}): operator is not served" for n, rule in rules if rule is None])
     building = Lowering(graph, rows)
     reasons: list[str] = []
-    unknown = {n.full_op for n in graph.nodes if ops.find(n.domain, n.op) is None}
-    for node in graph.nodes:
-        rule: Callable[[Lowering, Node], None] | None = ops.find(node.domain, node.op)
-        if rule is None:
-            reasons.append(f"{node.name} ({node.full_op}): operator is not served")
-            continue
+    missing: set[str] = set()
+    for node, rule in rules:
+        assert rule is not None
         try:
             rule(building, node)
         except Refusal as refusal:
-            if not unknown:  # behind an unknown operator every consumer would complain as well
+            if not missing.intersection(node.inputs):  # behind a refused node every consumer would complain as well
                 reasons.append(f"{node.name} ({node.full_op}): {refusal}")
+            missing.update(filter(None, node.outputs))
+    _refuse(reasons)
+    return building.finish()
+
+
+def _refuse(reasons: list[str]) -> None:
     if reasons:
         shown = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
         raise UnsupportedModel(f"the graph is not served: {shown}", "export with other options", tuple(reasons))
-    return building.finish()
 
 
 def _logit_chain(graph: Graph) -> frozenset[str]:
@@ -262,12 +274,15 @@ def _kv_geometry(graph: Graph) -> KvGeometry:
     info = graph.info
     pattern = re.compile(re.escape(info.past_key).replace("%d", r"(\d+)"))
     layers = sorted(int(m.group(1)) for m in map(pattern.fullmatch, graph.inputs) if m)
-    if layers != list(range(len(layers))) or not layers:
+    if layers != list(range(info.layers)):
         raise UnsupportedModel(
-            f"cached keys named {info.past_key!r} are layers {layers}", "layers must run from 0 without gaps"
+            f"cached keys named {info.past_key!r} are layers {layers}, where num_hidden_layers is {info.layers}",
+            "layers must run from 0 without gaps; check genai_config.json",
         )
-    if info.past_value % 0 not in graph.inputs:
-        raise UnsupportedModel(f"the graph has no input {info.past_value % 0!r}", "check genai_config.json")
+    named = ((info.past_value, graph.inputs), (info.present_key, graph.outputs), (info.present_value, graph.outputs))
+    absent = [pattern % layer for pattern, where in named for layer in layers if pattern % layer not in where]
+    if absent:
+        raise UnsupportedModel(f"the graph has no {', '.join(map(repr, absent))}", "check genai_config.json")
     first = graph.inputs[info.past_key % 0]
     if first.dtype not in ("float32", "float16", "bfloat16"):
         raise UnsupportedModel(f"KV cache of type {first.dtype} is not served", "export with a float KV cache")

@@ -6,6 +6,8 @@ One rule for links: after resolving links, a data file must lie inside the resol
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from engine.errors import ModelFilesError, UnsupportedModel
 from engine.graph import DTYPES, DecoderInfo, Dim, Graph, Node, Value, Weight
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
+_AGAIN = "export the model again"
 _ELEMENT: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.FLOAT16: "float16",
@@ -37,6 +40,16 @@ def load(folder: Path) -> Graph:
     Raises ModelFilesError for a file that is missing, truncated, a Git LFS pointer, unreadable or outside the folder,
     and UnsupportedModel for element types that are not served.
     """
+    try:
+        return _load(folder)
+    except OSError as error:
+        raise ModelFilesError(
+            f"{error.filename or folder} cannot be read: {error.strerror or error}",
+            "check the file's name and permissions, or fetch the model folder again",
+        ) from error
+
+
+def _load(folder: Path) -> Graph:
     if not folder.is_dir():
         raise ModelFilesError(
             f"model folder {folder} does not exist", "build one with `assay models build`, or give its path"
@@ -46,8 +59,8 @@ def load(folder: Path) -> Graph:
     model = _read_model(_inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json"))
     weights = dict(_weights(model.graph, folder))
     nodes = tuple(_node(i, n) for i, n in enumerate(model.graph.node))
-    inputs = {v.name: _value(v) for v in model.graph.input if v.name not in weights}
-    outputs = {v.name: _value(v) for v in model.graph.output}
+    inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in weights}
+    outputs = {v.name: v for v in map(_value, model.graph.output)}
     info = _info(config, decoder)
     for name, where in ((info.input_ids, inputs), (info.attention_mask, inputs), (info.logits, outputs)):
         if name not in where:
@@ -74,12 +87,13 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "genai_config.json"
     if not path.is_file():
         raise ModelFilesError(f"{path} is missing", "export the model with its genai_config.json")
+    _refuse_pointer(path)
     try:
         config = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}", "export the model again") from error
+        raise ModelFilesError(f"{path} cannot be read: {error}", _AGAIN) from error
     if not isinstance(config, dict):
-        raise ModelFilesError(f"{path} does not hold an object", "export the model again")
+        raise ModelFilesError(f"{path} does not hold an object", _AGAIN)
     return config
 
 
@@ -88,7 +102,7 @@ def _section(config: dict[str, Any], *names: str) -> dict[str, Any]:
     for name in names:
         here = here.get(name) if isinstance(here, dict) else None
     if not isinstance(here, dict):
-        raise ModelFilesError(f"genai_config.json lacks {'.'.join(names)}", "export the model again")
+        raise ModelFilesError(f"genai_config.json lacks {'.'.join(names)}", _AGAIN)
     return here
 
 
@@ -97,41 +111,52 @@ def _info(config: dict[str, Any], decoder: dict[str, Any]) -> DecoderInfo:
     inputs, outputs = _section(decoder, "inputs"), _section(decoder, "outputs")
     eos = model.get("eos_token_id", [])
     eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
-    try:
-        heads = int(decoder["num_attention_heads"])
-        return DecoderInfo(
-            layers=int(decoder["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(decoder.get("num_key_value_heads", heads)),
-            head_size=int(decoder["head_size"]),
-            hidden=int(decoder["hidden_size"]),
-            vocabulary=int(model["vocab_size"]),
-            context_length=int(model["context_length"]),
-            eos_ids=tuple(int(i) for i in eos_ids),
-            input_ids=str(inputs["input_ids"]),
-            attention_mask=str(inputs.get("attention_mask", "attention_mask")),
-            past_key=str(inputs["past_key_names"]),
-            past_value=str(inputs["past_value_names"]),
-            present_key=str(outputs["present_key_names"]),
-            present_value=str(outputs["present_value_names"]),
-            logits=str(outputs.get("logits", "logits")),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise ModelFilesError(f"genai_config.json lacks or misstates {error}", "export the model again") from error
+    for value in eos_ids:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ModelFilesError(f"genai_config.json: eos_token_id holds {value!r}", _AGAIN)
+    return DecoderInfo(
+        layers=_whole(decoder, "num_hidden_layers"),
+        heads=_whole(decoder, "num_attention_heads"),
+        kv_heads=_whole(decoder, "num_key_value_heads" if "num_key_value_heads" in decoder else "num_attention_heads"),
+        head_size=_whole(decoder, "head_size"),
+        hidden=_whole(decoder, "hidden_size"),
+        vocabulary=_whole(model, "vocab_size"),
+        context_length=_whole(model, "context_length"),
+        eos_ids=eos_ids,
+        input_ids=str(inputs.get("input_ids", "input_ids")),
+        attention_mask=str(inputs.get("attention_mask", "attention_mask")),
+        past_key=_per_layer(inputs, "past_key_names"),
+        past_value=_per_layer(inputs, "past_value_names"),
+        present_key=_per_layer(outputs, "present_key_names"),
+        present_value=_per_layer(outputs, "present_value_names"),
+        logits=str(outputs.get("logits", "logits")),
+    )
+
+
+def _whole(section: dict[str, Any], name: str) -> int:
+    value = section.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelFilesError(f"genai_config.json: {name} is {value!r}, not a whole number above zero", _AGAIN)
+    return value
+
+
+def _per_layer(section: dict[str, Any], name: str) -> str:
+    pattern = section.get(name)
+    if not isinstance(pattern, str) or pattern.count("%") != 1 or "%d" not in pattern:
+        raise ModelFilesError(f"genai_config.json: {name} is {pattern!r}, not a name with one %d for the layer", _AGAIN)
+    return pattern
 
 
 def _read_model(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise ModelFilesError(f"{path} is missing", "export the model again, or fetch the whole folder")
-    head = path.open("rb").read(len(LFS_MARK))
-    if head == LFS_MARK:
-        raise ModelFilesError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
+    _refuse_pointer(path)
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
-        raise ModelFilesError(f"{path} is not a readable ONNX file: {error}", "export the model again") from error
+        raise ModelFilesError(f"{path} is not a readable ONNX file: {error}", _AGAIN) from error
     if not model.graph.node:
-        raise ModelFilesError(f"{path} holds no graph", "export the model again")
+        raise ModelFilesError(f"{path} holds no graph", _AGAIN)
     return model
 
 
@@ -139,22 +164,23 @@ def _weights(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, Weight
     maps: dict[Path, NDArray[np.uint8]] = {}
     unserved: list[str] = []
     for tensor in graph.initializer:
+        _text(tensor.name)
         dtype = _ELEMENT.get(tensor.data_type)
         if dtype is None:
-            unserved.append(
-                f"initialiser {tensor.name}: element type {onnx.TensorProto.DataType.Name(tensor.data_type)}"
-            )
+            unserved.append(f"initialiser {tensor.name}: element type {_type_name(tensor.data_type)}")
             continue
         shape = tuple(int(d) for d in tensor.dims)
-        expected = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+        if any(d < 0 for d in shape):
+            raise ModelFilesError(f"initialiser {tensor.name} has the shape {list(shape)}", _AGAIN)
+        expected = math.prod(shape) * DTYPES[dtype].itemsize
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             data = _external(tensor, folder, expected, maps)
         else:
-            data = np.frombuffer(onnx.numpy_helper.to_array(tensor).tobytes(), np.uint8)
+            data = _inline(tensor)
         if data.nbytes != expected:
             raise ModelFilesError(
                 f"initialiser {tensor.name} has {data.nbytes} bytes where {dtype}{list(shape)} needs {expected}",
-                "export the model again",
+                _AGAIN,
             )
         yield tensor.name, Weight(tensor.name, dtype, shape, data)
     if unserved:
@@ -163,17 +189,36 @@ def _weights(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, Weight
         )
 
 
+def _type_name(data_type: int) -> str:
+    known = onnx.TensorProto.DataType
+    return known.Name(data_type) if data_type in known.values() else f"number {data_type}"
+
+
+def _inline(tensor: onnx.TensorProto) -> NDArray[np.uint8]:
+    if tensor.HasField("raw_data"):
+        return np.frombuffer(tensor.raw_data, np.uint8)
+    return np.frombuffer(_values(tensor, f"initialiser {tensor.name}").tobytes(), np.uint8)
+
+
+def _values(tensor: onnx.TensorProto, owner: str) -> NDArray[Any]:
+    """A tensor's values out of the graph file alone: no file is opened for it, wherever it says that they lie."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        raise ModelFilesError(f"{owner}: its value lies in another file, which only initialisers may", _AGAIN)
+    try:
+        return np.asarray(onnx.numpy_helper.to_array(tensor))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ModelFilesError(f"{owner}: its values do not fit its type and shape", _AGAIN) from error
+
+
 def _external(
     tensor: onnx.TensorProto, folder: Path, expected: int, maps: dict[Path, NDArray[np.uint8]]
 ) -> NDArray[np.uint8]:
-    entries = {e.key: e.value for e in tensor.external_data}
+    entries = {_text(e.key): _text(e.value) for e in tensor.external_data}
     path = _inside(folder, entries.get("location", ""), f"initialiser {tensor.name}")
     try:
         offset, length = int(entries.get("offset", "0")), int(entries.get("length", str(expected)))
     except ValueError as error:
-        raise ModelFilesError(
-            f"initialiser {tensor.name}: offset or length is no number", "export the model again"
-        ) from error
+        raise ModelFilesError(f"initialiser {tensor.name}: offset or length is no number", _AGAIN) from error
     if path not in maps:
         maps[path] = _map_file(path)
     size = maps[path].nbytes
@@ -188,43 +233,55 @@ def _external(
 def _map_file(path: Path) -> NDArray[np.uint8]:
     if not path.is_file():
         raise ModelFilesError(f"data file {path} is missing", "fetch the whole model folder, or export again")
-    with path.open("rb") as file:
-        if file.read(len(LFS_MARK)) == LFS_MARK:
-            raise ModelFilesError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
+    _refuse_pointer(path)
     if path.stat().st_size == 0:
         return np.empty(0, np.uint8)
     return np.asarray(np.memmap(path, np.uint8, mode="r"))
 
 
+def _refuse_pointer(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(len(LFS_MARK)) == LFS_MARK:
+            raise ModelFilesError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
+
+
 def _inside(folder: Path, location: str, owner: str) -> Path:
     root = folder.resolve()
     bad = not location or "\\" in location or "\0" in location or Path(location).is_absolute()
-    path = (root / location).resolve() if not bad else root
+    path = Path(os.path.realpath(root / location)) if not bad else root  # unlike resolve(), calm about loops of links
     if bad or not path.is_relative_to(root) or path == root:
-        raise ModelFilesError(
-            f"{owner}: data location {location!r} is not a file inside the model folder", "export the model again"
-        )
+        raise ModelFilesError(f"{owner}: data location {location!r} is not a file inside the model folder", _AGAIN)
     return path
 
 
 def _node(index: int, node: onnx.NodeProto) -> Node:
-    attributes = {a.name: _attribute(a) for a in node.attribute}
-    domain = "" if node.domain == "ai.onnx" else node.domain
-    return Node(
-        node.name or f"{node.op_type}_{index}", node.op_type, domain, tuple(node.input), tuple(node.output), attributes
-    )
+    name = _text(node.name) or f"{node.op_type}_{index}"
+    attributes = {_text(a.name): _attribute(a, name) for a in node.attribute}
+    domain = "" if node.domain == "ai.onnx" else _text(node.domain)
+    inputs, outputs = (tuple(map(_text, names)) for names in (node.input, node.output))
+    return Node(name, _text(node.op_type), domain, inputs, outputs, attributes)
 
 
-def _attribute(attribute: onnx.AttributeProto) -> Any:
-    value = onnx.helper.get_attribute_value(attribute)
+def _attribute(attribute: onnx.AttributeProto, node: str) -> Any:
+    try:
+        value = onnx.helper.get_attribute_value(attribute)
+    except ValueError as error:
+        raise ModelFilesError(f"node {node}: attribute {attribute.name!r} cannot be read", _AGAIN) from error
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, onnx.TensorProto):
-        return onnx.numpy_helper.to_array(value)
+        return _values(value, f"node {node}, attribute {attribute.name!r}")
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
 def _value(value: onnx.ValueInfoProto) -> Value:
     kind = value.type.tensor_type
-    dims: list[Dim] = [d.dim_param or int(d.dim_value) for d in kind.shape.dim]
-    return Value(value.name, _ELEMENT.get(kind.elem_type, f"type {kind.elem_type}"), tuple(dims))
+    dims: list[Dim] = [_text(d.dim_param) or int(d.dim_value) for d in kind.shape.dim]
+    return Value(_text(value.name), _ELEMENT.get(kind.elem_type, f"type {kind.elem_type}"), tuple(dims))
+
+
+def _text(value: str) -> str:
+    """A name as text: protobuf hands out bytes where they are no UTF-8."""
+    if not isinstance(value, str):
+        raise ModelFilesError(f"the graph holds a name that is no text: {value!r}", _AGAIN)
+    return value

@@ -7,9 +7,20 @@ import math
 from engine.graph import Node
 from engine.lower import LengthValue, Lowering, Past, Refusal, WeightValue
 from engine.ops import op
+from engine.ops.attributes import number, whole
+from engine.ops.matmul import FLOATS
 from engine.plan import Operand, Ref
 
-_UNSERVED = {"smooth_softmax": 0, "qk_output": 0, "kv_cache_bit_width": 0, "sliding_window_cache": 0}
+_SERVED = {
+    "causal": 1,
+    "smooth_softmax": 0,
+    "qk_output": 0,
+    "kv_cache_bit_width": 0,
+    "k_quant_type": "NONE",
+    "v_quant_type": "NONE",
+    "sliding_window_cache": 0,
+}
+"""Attributes that change what is computed, with the one value that is served: also the default where absent."""
 
 
 @op("com.microsoft", "GroupQueryAttention")
@@ -19,8 +30,8 @@ def group_query_attention(b: Lowering, node: Node) -> None:
     Query, key and value come apart or packed in input 0. Lengths (inputs 5 and 6) must follow from the mask alone.
     """
     a = node.attributes
-    heads, kv_heads = int(a["num_heads"]), int(a["kv_num_heads"])
-    for name, served in _UNSERVED.items():
+    heads, kv_heads = whole(node, "num_heads", least=1), whole(node, "kv_num_heads", least=1)
+    for name, served in _SERVED.items():
         if a.get(name, served) != served:
             raise Refusal(f"{name} = {a[name]} is not served")
     if any(node.input(i) for i in range(9, 16)):
@@ -35,17 +46,19 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         raise Refusal(f"query {list(query.shape)} does not fit {heads} heads and {kv_heads} kv heads of {head_size}")
     operands = [Operand("query", query.ref)]
     if not packed:
-        operands += [Operand("key", b.tensor(node, 1).ref), Operand("value", b.tensor(node, 2).ref)]
+        key, value = b.tensor(node, 1), b.tensor(node, 2)
+        if {key.shape, value.shape} != {(*query.shape[:-1], kv_heads * head_size)}:
+            raise Refusal(f"key {list(key.shape)} and value {list(value.shape)} are not {kv_heads} of {head_size}")
+        operands += [Operand("key", key.ref), Operand("value", value.ref)]
     cache = (0, kv_heads, head_size)  # capacity belongs to the run, not to the plan
     operands += [
         Operand("k_cache", Ref("kv_key", past.layer, b.kv.dtype, cache), "rw"),
         Operand("v_cache", Ref("kv_value", past.layer, b.kv.dtype, cache), "rw"),
         Operand("length", Ref("control", -1, "int64", (1,), "length")),
     ]
-    rotary = bool(a.get("do_rotary", 0))
-    if rotary:
+    if whole(node, "do_rotary", 0):
         cos, sin = b.weight(node, 7), b.weight(node, 8)
-        _check_tables(cos, sin, head_size)
+        _check_tables(cos, sin, head_size, b.graph.info.context_length)
         operands += [Operand("cos", b.constant(cos)), Operand("sin", b.constant(sin))]
     y = b.make(node.output(0), query.dtype, (*query.shape[:-1], width))
     operands.append(Operand("y", y.ref, "w"))
@@ -53,17 +66,17 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_size": head_size,
-        "scale": float(a.get("scale", 0.0)) or 1 / math.sqrt(head_size),
-        "softcap": float(a.get("softcap", 0.0)),
-        "window": int(a.get("local_window_size", -1)),
-        "interleaved": bool(a.get("rotary_interleaved", 0)),
+        "scale": number(node, "scale", 0.0) or 1 / math.sqrt(head_size),
+        "softcap": number(node, "softcap", 0.0),
+        "window": whole(node, "local_window_size", -1),
+        "interleaved": bool(whole(node, "rotary_interleaved", 0)),
     }
     b.emit(node, "gqa", tuple(operands), params)
 
 
 def _past(b: Lowering, node: Node) -> Past:
     key, value = b.value(node.input(3)), b.value(node.input(4))
-    if not isinstance(key, Past) or not isinstance(value, Past) or key.layer != value.layer:
+    if not isinstance(key, Past) or key != Past(key.layer, "key") or value != Past(key.layer, "value"):
         raise Refusal("inputs 3 and 4 are not one layer's cached keys and values")
     info = b.graph.info
     if node.output(1) != info.present_key % key.layer or node.output(2) != info.present_value % key.layer:
@@ -73,6 +86,9 @@ def _past(b: Lowering, node: Node) -> Past:
     return key
 
 
-def _check_tables(cos: WeightValue, sin: WeightValue, head_size: int) -> None:
-    if cos.shape != sin.shape or len(cos.shape) != 2 or cos.shape[1] * 2 > head_size:
+def _check_tables(cos: WeightValue, sin: WeightValue, head_size: int, positions: int) -> None:
+    floats = cos.weight.dtype in FLOATS and sin.weight.dtype in FLOATS
+    if cos.shape != sin.shape or len(cos.shape) != 2 or cos.shape[1] * 2 > head_size or not floats:
         raise Refusal(f"rotary tables {list(cos.shape)} and {list(sin.shape)} do not fit head size {head_size}")
+    if cos.shape[0] < positions:
+        raise Refusal(f"rotary tables of {cos.shape[0]} rows end before the context's {positions} positions")

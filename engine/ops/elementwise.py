@@ -7,6 +7,7 @@ import numpy as np
 from engine.graph import Node
 from engine.lower import Const, LengthValue, Lowering, Refusal, Tensor, WeightValue
 from engine.ops import op
+from engine.ops.attributes import whole
 from engine.plan import Operand
 
 _CAST = {1: "float32", 10: "float16", 16: "bfloat16"}
@@ -37,7 +38,7 @@ def sigmoid(b: Lowering, node: Node) -> None:
 def cast(b: Lowering, node: Node) -> None:
     """Another float type for an activation; a length stays a length in any integer type."""
     value = b.value(node.input(0))
-    to = int(node.attributes["to"])
+    to = whole(node, "to")
     if isinstance(value, LengthValue) and to in _INTEGERS:
         b.set(node.output(0), value)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.graph import DTYPES, Node
 from engine.lower import Const, Ids, LengthValue, Lowering, MaskShape, Refusal
 from engine.ops import op
+from engine.ops.attributes import whole
 from engine.ops.matmul import FLOATS
 from engine.plan import Operand, Ref
 
@@ -17,11 +18,12 @@ def gather(b: Lowering, node: Node) -> None:
         _gather_length(b, node)
         return
     table = b.weight(node, 0)
-    if not isinstance(b.value(node.input(1)), Ids) or node.attributes.get("axis", 0) != 0:
+    if not isinstance(b.value(node.input(1)), Ids) or whole(node, "axis", 0) != 0:
         raise Refusal("only rows of a table by the token ids are served")
     if len(table.shape) != 2 or table.weight.dtype not in FLOATS:
         raise Refusal(f"table {table.weight.dtype}{list(table.shape)} is not a float matrix")
     rows, width = table.shape
+    _check_rows(b, rows)
     y = b.make(node.output(0), table.weight.dtype, (1, b.rows, width))
     row_bytes = width * DTYPES[table.weight.dtype].itemsize
     operands = (Operand("ids", _ids(b)), Operand("table", b.host(table)), Operand("y", y.ref, "w"))
@@ -32,9 +34,9 @@ def gather(b: Lowering, node: Node) -> None:
 def gather_block_quantized(b: Lowering, node: Node) -> None:
     """Rows of a block-quantised table by token id: (code - zero point) * scale per block of the last axis."""
     table, scales = b.weight(node, 0), b.weight(node, 2)
-    a = node.attributes
-    bits, block = int(a.get("bits", 4)), int(a.get("block_size", 128))
-    if not isinstance(b.value(node.input(1)), Ids) or a.get("gather_axis", 0) != 0 or a.get("quantize_axis", 1) != 1:
+    bits, block = whole(node, "bits", 4), whole(node, "block_size", 128, least=16)
+    by_row = whole(node, "gather_axis", 0) == 0 and whole(node, "quantize_axis", 1) in (1, -1)
+    if not isinstance(b.value(node.input(1)), Ids) or not by_row:
         raise Refusal("only rows by the token ids, quantised along the last axis, are served")
     if table.weight.dtype != "uint8" or bits not in (4, 8) or len(table.shape) != 2:
         raise Refusal(f"table {table.weight.dtype}{list(table.shape)} with {bits} bits is not served")
@@ -43,7 +45,11 @@ def gather_block_quantized(b: Lowering, node: Node) -> None:
     rows, row_bytes = table.shape
     width = row_bytes * 8 // bits
     blocks = -(-width // block)
-    if scales.weight.nbytes != rows * blocks * DTYPES[scales.weight.dtype].itemsize:
+    _check_rows(b, rows)
+    if (
+        scales.weight.dtype not in FLOATS
+        or scales.weight.nbytes != rows * blocks * DTYPES[scales.weight.dtype].itemsize
+    ):
         raise Refusal(f"scales {list(scales.shape)} do not fit {rows} rows of {blocks} blocks")
     y = b.make(node.output(0), scales.weight.dtype, (1, b.rows, width))
     read = b.rows * (row_bytes + blocks * DTYPES[scales.weight.dtype].itemsize)
@@ -56,6 +62,11 @@ def gather_block_quantized(b: Lowering, node: Node) -> None:
     )
     params = {"rows": rows, "width": width, "bits": bits, "block": block}
     b.emit(node, "gather_block_quantized", operands, params, gather_bytes=read)
+
+
+def _check_rows(b: Lowering, rows: int) -> None:
+    if rows < b.graph.info.vocabulary:
+        raise Refusal(f"the table has {rows} rows for a vocabulary of {b.graph.info.vocabulary}")
 
 
 def _gather_length(b: Lowering, node: Node) -> None:

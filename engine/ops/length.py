@@ -5,6 +5,8 @@ The exporter derives the total length twice, from the mask's sum and from its sh
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.graph import Node
@@ -18,8 +20,10 @@ def constant(b: Lowering, node: Node) -> None:
     """A value written in the graph."""
     for name in ("value", "value_int", "value_ints", "value_float", "value_floats"):
         if name in node.attributes:
-            b.set(node.output(0), Const(np.asarray(node.attributes[name])))
-            return
+            array = np.asarray(node.attributes[name])
+            if array.dtype.kind in "biuf":
+                b.set(node.output(0), Const(array))
+                return
     raise Refusal("constant without a numeric value")
 
 
@@ -37,7 +41,7 @@ def reduce_sum(b: Lowering, node: Node) -> None:
     axes = b.value(node.input(1)) if node.input(1) else Const(np.array([1]))
     if not isinstance(b.value(node.input(0)), Mask) or not isinstance(axes, Const):
         raise Refusal("only the attention mask's sum is served")
-    if [int(a) for a in axes.array.reshape(-1)] not in ([1], [-1]):
+    if axes.array.reshape(-1).tolist() not in ([1], [-1]):
         raise Refusal(f"axes {axes.array.tolist()} are not the mask's last")
     b.set(node.output(0), LengthValue(0))
 
@@ -58,11 +62,13 @@ def reshape(b: Lowering, node: Node) -> None:
     if not isinstance(target, (Const, WeightValue)):
         raise Refusal("the target shape is not known at build")
     wanted = target.array if isinstance(target, Const) else target.weight.array()
+    if wanted.dtype.kind not in "iu":
+        raise Refusal(f"the target shape is of type {wanted.dtype}")
     if isinstance(value, WeightValue):
-        b.set(node.output(0), WeightValue(value.weight, _resolve(value.shape, wanted.tolist())))
+        b.set(node.output(0), WeightValue(value.weight, _resolve(value.shape, wanted.reshape(-1).tolist())))
     elif isinstance(value, Tensor):
         ref = value.ref
-        made = _resolve(value.shape, wanted.tolist())
+        made = _resolve(value.shape, wanted.reshape(-1).tolist())
         b.set(node.output(0), Tensor(Ref(ref.kind, ref.index, ref.dtype, made, ref.name, ref.offset_bytes)))
     else:
         raise Refusal(f"reshape of {type(value).__name__} is not served")
@@ -70,12 +76,12 @@ def reshape(b: Lowering, node: Node) -> None:
 
 def _resolve(shape: tuple[int, ...], target: list[int]) -> tuple[int, ...]:
     made = [shape[i] if d == 0 and i < len(shape) else d for i, d in enumerate(target)]
-    total = int(np.prod(shape, dtype=np.int64))
-    if made.count(-1) > 1:
-        raise Refusal(f"shape {target} has more than one -1")
+    total = math.prod(shape)
+    if made.count(-1) > 1 or any(d < -1 for d in made):
+        raise Refusal(f"{target} is no shape to take")
     if -1 in made:
-        known = int(np.prod([d for d in made if d != -1], dtype=np.int64))
+        known = math.prod(d for d in made if d != -1)
         made[made.index(-1)] = total // known if known else 0
-    if int(np.prod(made, dtype=np.int64)) != total:
+    if math.prod(made) != total:
         raise Refusal(f"shape {list(shape)} cannot become {target}")
     return tuple(made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from engine.graph import DTYPES, Node
 from engine.lower import Lowering, Refusal, WeightValue
 from engine.ops import op
+from engine.ops.attributes import whole
 from engine.plan import Operand, Ref
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -35,13 +36,17 @@ def matmul_nbits(b: Lowering, node: Node) -> None:
     they are 2^(bits-1). `accuracy_level` allows a runtime to round activations; this engine does not.
     """
     x = b.tensor(node, 0)
-    a = node.attributes
-    k, n, bits, block = int(a["K"]), int(a["N"]), int(a.get("bits", 4)), int(a["block_size"])
+    k, n, bits, block = (
+        whole(node, "K", least=1),
+        whole(node, "N", least=1),
+        whole(node, "bits", 4),
+        whole(node, "block_size"),
+    )
     if bits not in (4, 8):
         raise Refusal(f"{bits} bits are not served")
     if block < 16 or block & (block - 1):
         raise Refusal(f"block size {block} is not a power of two from 16")
-    if a.get("weight_prepacked", 0):
+    if whole(node, "weight_prepacked", 0):
         raise Refusal("prepacked weights are not served")
     if node.input(4):
         raise Refusal("g_idx is not served")
