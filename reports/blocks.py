@@ -159,7 +159,7 @@ class Spark:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Blocks folded behind a summary; `open` where they are unusual."""
+    """Blocks folded behind a summary; `open` on a page, which has the room, and folded in a comment all the same."""
 
     summary: Inlines
     blocks: tuple[Block, ...]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from jobs.verdict import IdentityRow
 from reports.blocks import State
 from reports.format import integer, number, plural
 from reports.wording import IDENTITIES
+
+UNCLAIMED: Final = ("VACUOUS", "NOT_COMPARABLE", "MISSING")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,16 @@ class Comparison:
     who: str
     sentence: str
     context: Context | None
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the streams were compared and are the same."""
+        return self.row.klass == "IDENTICAL"
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether the comparison says anything; equal tokens of a path that never ran say nothing."""
+        return self.row.klass not in UNCLAIMED
 
 
 def build(row: IdentityRow) -> Comparison:

@@ -42,6 +42,8 @@ _BLOCK_START: Final = re.compile(r"^(?:[-+](?=\s|$)|=+\s*$|-+\s*$|\d{1,9}(?=[.)]
 
 def visible(text: str) -> str:
     """`text` on one line with control, format and separator characters written as escapes (NUL as \\x00)."""
+    if text.isascii() and text.isprintable():
+        return text
     return "".join(map(_visible_character, text))
 
 

@@ -123,7 +123,7 @@ def _details(item: Details) -> str:
     summary = "".join(_inline_html(piece) for piece in item.summary)
     alone = len(item.blocks) == 1
     body = "\n\n".join(text for text in (block(part, bare=alone) for part in item.blocks) if text)
-    return f"<details{' open' if item.open else ''}><summary>{summary}</summary>\n\n{body}\n\n</details>"
+    return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
 
 
 def _inline_html(piece: Inline) -> str:

@@ -129,7 +129,7 @@ def _framed(view: SweepView, sections: list[str], stamped: str, report_url: str 
     state, meaning = headline.banner(view)
     link = f" · [full report](<{_safe_url(report_url)}>)" if report_url else ""
     body = (
-        _environment(None)
+        _environment(for_html=False)
         .get_template("comment.md.j2")
         .render(
             marker=marker(verdict),
@@ -232,24 +232,28 @@ def _html(
     exit_code: int | None = None,
 ) -> str:
     verdict = view.verdict
-    environment = _environment(href or (lambda _: ""))
-    return environment.get_template(template).render(
-        policy=_policy(style),
-        style=None if style is None else markupsafe.Markup(style),
-        root="../" if template == "cell.html.j2" else "",
-        name=name,
-        outcome=outcome,
-        tone=OUTCOMES[outcome][0],
-        gloss=OUTCOMES[outcome][1],
-        exit_code=verdict.exit_code if exit_code is None else exit_code,
-        headline=verdict.headline,
-        next_step=verdict.next_step,
-        counts=headline.counts(view),
-        tiles=figures,
-        sections=sections,
-        sweep=verdict.sweep,
-        sweep_id=verdict.stamp.sweep_id,
-        digest=verdict.input_digest,
+    return (
+        _environment(for_html=True)
+        .get_template(template)
+        .render(
+            cell_href=href or (lambda _: ""),
+            policy=_policy(style),
+            style=None if style is None else markupsafe.Markup(style),
+            root="../" if template == "cell.html.j2" else "",
+            name=name,
+            outcome=outcome,
+            tone=OUTCOMES[outcome][0],
+            gloss=OUTCOMES[outcome][1],
+            exit_code=verdict.exit_code if exit_code is None else exit_code,
+            headline=verdict.headline,
+            next_step=verdict.next_step,
+            counts=headline.counts(view),
+            tiles=figures,
+            sections=sections,
+            sweep=verdict.sweep,
+            sweep_id=verdict.stamp.sweep_id,
+            digest=verdict.input_digest,
+        )
     )
 
 
@@ -268,23 +272,19 @@ def _style() -> str:
     return (_HERE / "assets" / "report.css").read_text(encoding="utf-8")
 
 
-def _environment(href: Callable[[str], str] | None) -> jinja2.Environment:
+@cache
+def _environment(*, for_html: bool) -> jinja2.Environment:
     """Templates with escaping on for HTML; Markdown arrives escaped from `reports.markdown`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE / "templates"),
-        autoescape=lambda name: name is not None and ".html" in name,
+        autoescape=for_html,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        finalize=_finalize if href is not None else None,
+        finalize=_finalize if for_html else None,
     )
-    environment.filters |= {
-        "breakable": _breakable,
-        "kind": lambda block: type(block).__name__,
-        "plural": plural,
-        "cell_href": href or str,
-    }
+    environment.filters |= {"breakable": _breakable, "kind": lambda block: type(block).__name__, "plural": plural}
     return environment
 
 

@@ -59,14 +59,10 @@ def _tokens(cell: CellView) -> Tile:
     pairs = [item for item in cell.comparisons if item.row.what == "pair"]
     if not pairs:
         return Tile("Tokens", "not compared", "nothing is known", "warn")
-    worst = next((item for item in pairs if item.state.tone != "good"), pairs[0])
+    worst = next((item for item in pairs if not item.is_equal), pairs[0])
     ids = max(item.row.compared for item in pairs)
-    return Tile(
-        "Tokens, head and base",
-        worst.state.word,
-        f"{plural(ids, 'id')} in each of {plural(len(pairs), 'comparison')}",
-        worst.state.tone,
-    )
+    note = f"{plural(ids, 'id')} compared" + (f", {integer(len(pairs))} times" if len(pairs) > 1 else "")
+    return Tile("Tokens, head and base", worst.state.word, note, worst.state.tone)
 
 
 def _figure(label: str, base: Traffic | None, head: Traffic, name: str, unit: str) -> Tile:

@@ -51,6 +51,11 @@ class CellView:
         """The cell's name in the manifest."""
         return self.source.cell
 
+    @property
+    def is_different_work(self) -> bool:
+        """Whether head's tokens differ from base's, so that no figure of the two compares like with like."""
+        return any(item.row.what == "pair" and item.is_claimed and not item.is_equal for item in self.comparisons)
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:

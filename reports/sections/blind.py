@@ -12,5 +12,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     notes = [note for cell in scope.cells for note in cell.source.notes]
     spots = view.verdict.blind_spots or ("Nothing is stated, which is itself a gap: read the sweep file.",)
     listing = Listing(tuple(words(spot) for spot in (*spots, *notes[: scope.rows])))
-    fold = Details(words(f"What this cannot catch: {plural(len(spots), 'limit')} of this measurement"), (listing,))
+    fold = Details(
+        words(f"What this cannot catch: {plural(len(spots), 'limit')} of this measurement"), (listing,), open=True
+    )
     return Section("blind", "What this cannot catch", (), unusual=False, folded=(fold,), minor=True)

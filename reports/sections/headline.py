@@ -29,9 +29,10 @@ def build(view: SweepView, scope: Scope) -> Section:
     blocks: list[Block] = [*_findings(view, scope), *_rows(view, scope)]
     if not blocks:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
+    folded = _better(view, scope)
     if len(view.verdict.cells) > 1:
-        blocks.append(_cells(view, scope))
-    return Section("worst", "Worst rows first", (), unusual=True, shown=tuple(blocks), folded=_better(view, scope))
+        folded = (*folded, Details(words("Cells, worst first"), (_cells(view, scope),), open=True))
+    return Section("worst", "Worst rows first", (), unusual=True, shown=tuple(blocks), folded=folded)
 
 
 def counts(view: SweepView) -> Inlines:
@@ -114,7 +115,7 @@ def _ranked(caption: str, telling: Sequence[Ranked], view: SweepView, scope: Sco
 
 
 def _cells(view: SweepView, scope: Scope) -> Table:
-    shown = view.cells[: scope.rows]
+    shown = view.cells[: scope.deep]
     rows = tuple(
         (
             words(outcome(cell.outcome)),

@@ -26,30 +26,36 @@ _KINDS = {"pair": "base against head", "self": "an arm against itself", "null": 
 
 def build(view: SweepView, scope: Scope) -> Section:
     """Differences are shown in context; equal comparisons are counted, and listed behind a fold."""
-    differing = [(cell, item) for cell in scope.cells for item in cell.comparisons if item.state.tone != "good"]
-    equal = [(cell, item) for cell in scope.cells for item in cell.comparisons if item.state.tone == "good"]
+    pairs = [(cell, item) for cell in scope.cells for item in cell.comparisons]
+    unequal = [pair for pair in pairs if not pair[1].is_equal]
+    equal = [pair for pair in pairs if pair[1].is_equal]
     shown: list[Block] = []
-    for cell, item in differing[:_WINDOWS]:
+    for cell, item in unequal[:_WINDOWS]:
         shown += _difference(cell, item, view, scope)
-    folded = [_listed("more difference", differing[_WINDOWS:], scope)] if len(differing) > _WINDOWS else []
+    folded = [_listed("more difference", unequal[_WINDOWS:], scope)] if len(unequal) > _WINDOWS else []
     folded += [_listed("equal comparison", equal, scope)] if equal else []
-    summary = _summary(len(equal), len(differing), view, scope)
-    return Section("identity", "Token identity", summary, bool(differing) or not equal, tuple(shown), tuple(folded))
+    summary = _summary([item for _, item in pairs], scope)
+    return Section("identity", "Token identity", summary, bool(unequal) or not equal, tuple(shown), tuple(folded))
 
 
-def _summary(equal: int, differing: int, view: SweepView, scope: Scope) -> Inlines:
-    total = equal + differing
-    if total == 0:
+def _summary(items: list[Comparison], scope: Scope) -> Inlines:
+    if not items:
         return words(State("missing", "warn"), ": no token streams were compared, so nothing is known about identity.")
+    of = f"of {plural(len(items), 'comparison')}"
+    unclaimed = sum(not item.is_claimed for item in items)
+    differing = sum(item.is_claimed and not item.is_equal for item in items)
     if differing:
-        return words(State("differs", "bad"), f" in {integer(differing)} of {plural(total, 'comparison')}.")
-    ids = sum(item.row.compared for cell in scope.cells for item in cell.comparisons if item.row.what == "pair")
-    pairs = sum(1 for cell in scope.cells for item in cell.comparisons if item.row.what == "pair")
+        rest = f"; nothing is claimed in {integer(unclaimed)}" if unclaimed else ""
+        return words(State("differs", "bad"), f" in {integer(differing)} {of}{rest}.")
+    if unclaimed:
+        return words(State("not claimed", "warn"), f" in {integer(unclaimed)} {of}, which so prove nothing.")
+    pairs = [item for item in items if item.row.what == "pair"]
+    ids = plural(sum(item.row.compared for item in pairs), "id")
     elsewhere = f" in the {plural(len(scope.cells), 'cell')} shown" if scope.left_out else ""
     return words(
         State("identical", "good"),
-        f" in all {plural(total, 'comparison')}{elsewhere}: {plural(pairs, 'comparison')} of base and head "
-        f"({plural(ids, 'id')}), and {integer(total - pairs)} of an arm with itself or with base again.",
+        f" in all {plural(len(items), 'comparison')}{elsewhere}: {integer(len(pairs))} of base and head ({ids}), "
+        f"{integer(len(items) - len(pairs))} of an arm with itself or of base with base again.",
     )
 
 
@@ -61,11 +67,8 @@ def _difference(cell: CellView, item: Comparison, view: SweepView, scope: Scope)
     ]
     if item.context is not None:
         blocks += [_window(item, item.context), Paragraph(words(f"{item.context.gaps}."))]
-    if (
-        item.row.note
-        and item.row.note != item.sentence
-        and not any(item.row.note in finding.message for finding in view.verdict.findings)
-    ):
+    said = any(item.row.note in finding.message for finding in view.verdict.findings)
+    if item.row.note and item.row.note != item.sentence and not said:
         blocks.append(Paragraph(words(item.row.note)))
     return blocks
 

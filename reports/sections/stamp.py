@@ -46,7 +46,7 @@ def build(view: SweepView, scope: Scope) -> Section:
         Name(stamp.sweep_id),
     )
     blocks = (KeyValue(tuple(pairs)), Verbatim(commands(view, scope), "commands"))
-    fold = Details(words("Stamp: revisions, digests, runs, and the commands that lead back to them"), blocks)
+    fold = Details(words("Stamp: revisions, digests, runs, and the commands that lead back to them"), blocks, open=True)
     return Section("stamp", "Stamp", summary, unusual=False, folded=(fold,), minor=True)
 
 

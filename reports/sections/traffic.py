@@ -43,7 +43,11 @@ def build(view: SweepView, scope: Scope) -> Section:
     """
     shown: list[Block] = []
     folded: list[Details] = []
-    if any(item.row.what == "pair" and item.state.tone != "good" for cell in scope.cells for item in cell.comparisons):
+    if any(
+        item.row.what == "pair" and item.is_claimed and not item.is_equal
+        for cell in scope.cells
+        for item in cell.comparisons
+    ):
         shown.append(Paragraph(words(DIFFERENT_WORK), "warn"))
     if scope.is_single:
         cell = scope.cells[0]
@@ -61,7 +65,7 @@ def _summary(scope: Scope) -> Inlines:
     worse = _worse(scope)
     better = sum(row.klass == "improved" for cell in scope.cells for row in cell.source.exact)
     state = State("worse", "bad") if worse else State("better", "good") if better else State("no worse", "quiet")
-    return words(state, f": {integer(worse)} exact metrics worse or unsteady, {integer(better)} better. {UNIT_NOTE}.")
+    return words(state, f": {plural(worse, 'exact metric')} worse or unsteady, {integer(better)} better. {UNIT_NOTE}.")
 
 
 def _worse(scope: Scope) -> int:
