@@ -234,9 +234,10 @@ class SimDevice:
                 tags.append(-1 if tag is None else tag.key)
         self._model(bound.key_bytes / self.profile.memory_bytes_per_s * 1e9)
         arrays = bound.views
-        if bound.kernel.decode is not None:
-            arrays = {**arrays, "decoded": self._decode(bound, launch.step.params, tuple(tags))}
-        bound.kernel.run(arrays, launch.step.params)
+        with np.errstate(all="ignore"):  # what is not finite shows in the logits, and is said there
+            if bound.kernel.decode is not None:
+                arrays = {**arrays, "decoded": self._decode(bound, launch.step.params, tuple(tags))}
+            bound.kernel.run(arrays, launch.step.params)
 
     def _resolve(self, launch: Launch) -> _Bound:
         kernel = kernels.get(launch.step.kernel)
@@ -255,8 +256,7 @@ class SimDevice:
     def _decode(self, bound: _Bound, params: kernels.Params, tags: tuple[int, ...]) -> NDArray[Any]:
         assert bound.kernel.decode is not None
         if -1 in tags:  # poison, partial or foreign bytes: what is there counts, not what should be
-            with np.errstate(invalid="ignore", over="ignore"):
-                return bound.kernel.decode(bound.views, params)
+            return bound.kernel.decode(bound.views, params)
         known = (bound.kernel.name, tags)
         if known not in self._decoded:
             self._decoded[known] = bound.kernel.decode(bound.views, params)

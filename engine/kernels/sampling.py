@@ -19,7 +19,8 @@ def run_argmax(a: Arrays, _: Params) -> None:
         a["gap"][0] = np.float32(np.nan)
         return
     rest = max((part.max() for part in (row[:best], row[best + 1 :]) if part.size), default=np.float32(-np.inf))
-    a["gap"][0] = row[best] - rest
+    with np.errstate(over="ignore"):  # two finite logits may lie further apart than float32 reaches
+        a["gap"][0] = np.minimum(row[best] - rest, np.finfo(np.float32).max)
 
 
 def run_advance(a: Arrays, p: Params) -> None:
