@@ -85,7 +85,10 @@ def _scrubbed(value: Any, place: str, flags: dict[str, str]) -> Any:
     if isinstance(value, list | tuple):
         return [_scrubbed(item, f"{place}.{index}", flags) for index, item in enumerate(value)]
     fault = _fault(value)
-    return value if fault is None else _flag(flags, place, fault, None)
+    if fault is not None:
+        return _flag(flags, place, fault, None)
+    # SQLite keeps whole floats as integers, and so loses the sign of -0.0; then PostgreSQL shall lose it too.
+    return 0.0 if isinstance(value, float) and value == 0 else value
 
 
 def _require_64_bits(record: RunRecord) -> None:
