@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.counters import COUNTERS
 from jobs import gates, stats
-from jobs.metrics import METRICS, NOT_RECORDED, upper_median
+from jobs.metrics import METRICS, NOT_RECORDED
 from jobs.model import Expectation, Missing, Reading, RunRecord
 from jobs.verdict import MetricClass, MetricRow, TimeRow
 
@@ -54,7 +55,7 @@ class Standing:
 
 
 def measured_arm(name: str, runs: Sequence[MeasuredRun]) -> MeasuredArm:
-    """An arm's values: the one value of all its runs, an upper median for times, or Missing with the range."""
+    """An arm's values: the one value of all its runs, a median for times, or Missing with the range."""
     names = sorted({name for run in runs for name in run.readings})
     return MeasuredArm(name, tuple(runs), {name: _arm_value(name, runs) for name in names})
 
@@ -125,7 +126,7 @@ def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:
     if absent is not None and not numbers:
         return absent
     if is_time(name):
-        return upper_median(numbers)
+        return statistics.median(numbers)
     if absent is not None:
         return Missing(missing=f"varies: {min(numbers)} in some runs, {absent.missing} in others")
     low, high = min(numbers), max(numbers)

@@ -71,9 +71,7 @@ def names_in(expr: str) -> frozenset[str]:
 
 def evaluate(expr: str, values: Mapping[str, int | float | Missing]) -> Value:
     """An expression's value; Missing with the reason when an operand is absent, Missing, not finite or over 0."""
-    tree = _parse(expr)
-    _kind(tree, expr)
-    return _value(tree, values)
+    return _value(_parse(expr), values)
 
 
 def holds(expr: str, values: Mapping[str, int | float | Missing]) -> bool:
@@ -81,6 +79,7 @@ def holds(expr: str, values: Mapping[str, int | float | Missing]) -> bool:
     return evaluate(expr, values) is True
 
 
+@lru_cache(maxsize=1024)
 def sides(expr: str) -> tuple[str, Relation, str] | None:
     """Left, relation and right of a plain equation, so that both numbers can be shown; None for any other condition."""
     tree = _parse(expr)
@@ -152,8 +151,8 @@ def _value(node: ast.expr, values: Mapping[str, int | float | Missing]) -> Value
             if isinstance(inner, Missing):
                 return inner
             return not inner if isinstance(op, ast.Not) else -inner if isinstance(op, ast.USub) else inner
-        case ast.BinOp(left=left, op=op, right=right):
-            return _arithmetic(op, _value(left, values), _value(right, values), ast.unparse(node))
+        case ast.BinOp(left=left, right=right):
+            return _arithmetic(node, _value(left, values), _value(right, values))
         case ast.BoolOp(op=op, values=parts):
             return _boolean(op, [_value(part, values) for part in parts])
         case ast.Compare():
@@ -171,18 +170,18 @@ def _operand(name: str, values: Mapping[str, int | float | Missing]) -> Value:
     return value if is_finite(value) else Missing(missing=f"{name}: not finite")
 
 
-def _arithmetic(op: ast.operator, left: Value, right: Value, text: str) -> Value:
+def _arithmetic(node: ast.BinOp, left: Value, right: Value) -> Value:
     for side in (left, right):
         if isinstance(side, Missing):
             return side
     assert not isinstance(left, Missing) and not isinstance(right, Missing)
     try:
-        result = _ARITHMETIC[type(op)](left, right)
+        result = _ARITHMETIC[type(node.op)](left, right)
     except ZeroDivisionError:
-        return Missing(missing=f"{text}: division by zero")
+        return Missing(missing=f"{ast.unparse(node)}: division by zero")
     except OverflowError:
-        return Missing(missing=f"{text}: out of range")
-    return result if is_finite(result) else Missing(missing=f"{text}: not finite")
+        return Missing(missing=f"{ast.unparse(node)}: out of range")
+    return result if is_finite(result) else Missing(missing=f"{ast.unparse(node)}: not finite")
 
 
 def _boolean(op: ast.boolop, parts: list[Value]) -> Value:
