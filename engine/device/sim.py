@@ -59,6 +59,8 @@ class _Bound:
     """A launch resolved to arrays: views by operand, caches, and each key's region, span and whether it decodes."""
 
     kernel: kernels.KernelDef
+    form: int
+    """Number of kernel, scalars, weight types and shapes: the same bytes decode to the same numbers in one form only."""
     views: dict[str, NDArray[Any]]
     caches: tuple[Placed, ...]
     keys: tuple[tuple[_Region, int, int, bool], ...]
@@ -81,9 +83,11 @@ class SimDevice:
         self._addresses: list[int] = []  # of regions, ascending: new ones always come last
         self._next_address = _FIRST_ADDRESS
         self._serials = count()
+        self._live: set[Granule] = set()  # created and not given back
         self._mapped: set[Granule] = set()
         self._recording: list[Launch] | None = None
-        self._decoded: dict[tuple[str, tuple[int, ...]], NDArray[Any]] = {}
+        self._forms: dict[tuple[Any, ...], int] = {}
+        self._decoded: dict[tuple[int, tuple[int, ...]], NDArray[Any]] = {}
         self._bound: dict[Launch, _Bound] = {}
 
     # -- addresses and granules
@@ -106,17 +110,22 @@ class SimDevice:
     def create(self) -> Granule:
         """A physical granule."""
         self.tally.add("vmm_calls")
-        return Granule(next(self._serials))
+        granule = Granule(next(self._serials))
+        self._live.add(granule)
+        return granule
 
     def destroy(self, granule: Granule) -> None:
         """Give a physical granule back."""
         if granule in self._mapped:
             raise DeviceFailure(f"granule {granule.serial} is released while mapped")
+        self._check_live(granule)
+        self._live.discard(granule)
         self.tally.add("vmm_calls")
 
     def map(self, address: int, granule: Granule) -> None:
         """Map and set access: two calls. The granule's bytes are poison until they are filled."""
         region, slot = self._slot(address)
+        self._check_live(granule)
         assert region.granules is not None
         if region.granules[slot] is not None or granule in self._mapped:
             raise DeviceFailure(f"granule {granule.serial} cannot be mapped at {address:#x}: one of them is in use")
@@ -242,8 +251,12 @@ class SimDevice:
     def _resolve(self, launch: Launch) -> _Bound:
         kernel = kernels.get(launch.step.kernel)
         keys = [p for p in launch.placed if p.operand.ref.kind == "key"]
+        weights = [p.operand for p in keys if p.operand.name in kernel.weights]
+        scalars = tuple(sorted(launch.step.params.items()))
+        form = (kernel.name, scalars, tuple((o.name, o.ref.dtype, o.ref.shape) for o in weights))
         return _Bound(
             kernel,
+            self._forms.setdefault(form, len(self._forms)),
             {p.operand.name: self._view(p) for p in launch.placed},
             tuple(p for p in launch.placed if p.operand.ref.kind in ("kv_key", "kv_value")),
             tuple(
@@ -257,7 +270,7 @@ class SimDevice:
         assert bound.kernel.decode is not None
         if -1 in tags:  # poison, partial or foreign bytes: what is there counts, not what should be
             return bound.kernel.decode(bound.views, params)
-        known = (bound.kernel.name, tags)
+        known = (bound.form, tags)
         if known not in self._decoded:
             self._decoded[known] = bound.kernel.decode(bound.views, params)
         return self._decoded[known]
@@ -310,6 +323,10 @@ class SimDevice:
         if region.granules is None or offset % self.granule_bytes:
             raise DeviceFailure(f"{address:#x} is no granule of a reservation")
         return region, offset // self.granule_bytes
+
+    def _check_live(self, granule: Granule) -> None:
+        if granule not in self._live:
+            raise DeviceFailure(f"granule {granule.serial} is none of this device's, or was given back")
 
     def _model(self, ns: float) -> None:
         self.tally.add("modelled_ns", round(ns))

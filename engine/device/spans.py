@@ -16,6 +16,8 @@ class Spans:
 
     def put(self, start: int, end: int, tag: Tag) -> None:
         """Say that [start, end) now holds `tag`; whatever overlapped it is no longer whole and goes."""
+        if start == end:
+            return
         self.drop(start, end)
         self._starts.insert(bisect_left(self._starts, start), start)
         self._spans[start] = (end, tag)
