@@ -60,7 +60,7 @@ class _Bound:
 
     kernel: kernels.KernelDef
     form: int
-    """Number of kernel, scalars, weight types and shapes: the same bytes decode to the same numbers in one form only."""
+    """Number of kernel, scalars, weight types and shapes: equal bytes decode to equal numbers in one form only."""
     views: dict[str, NDArray[Any]]
     caches: tuple[Placed, ...]
     keys: tuple[tuple[_Region, int, int, bool], ...]
