@@ -8,6 +8,7 @@ for its whole life, and two of them starve a small host.
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import time
@@ -90,6 +91,7 @@ class RayPlacer:
     _actors: dict[str, Any] = field(default_factory=dict)
     _cards: dict[str, CardName] = field(default_factory=dict)
     _running: dict[str, Any] = field(default_factory=dict)
+    _quiet: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def open(self) -> tuple[WorkerCard, ...]:
         """Start Ray and its actors."""
@@ -100,7 +102,9 @@ class RayPlacer:
         os.environ[MARK] = self.guard.mark
         if not simulated:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.uuid for card in self.cards)
-        logging.getLogger("ray").setLevel(logging.ERROR)
+        # Ray prints a dead node's log to stdout, where our results go; what matters of it we say ourselves.
+        self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
         try:
             ray.init(
                 num_cpus=1,
@@ -183,6 +187,7 @@ class RayPlacer:
                 ray.wait(idle, num_returns=len(idle), timeout=STOP_TIMEOUT_S)
         with contextlib.suppress(ray.exceptions.RayError, OSError, RuntimeError):
             ray.shutdown()
+        self._quiet.close()
 
     def _actor(self, worker: str, card: CardName) -> Any:
         import ray

@@ -113,7 +113,8 @@ class GpuWorker:
             retry=result.retry,
             record=result.record and result.record.model_copy(update={"certificate": certificate}),
         )
-        Spool(self.settings.spool).put(outcome)
+        if end != "cancelled":  # whoever cancelled does not wait for an answer, so nobody would acknowledge it
+            Spool(self.settings.spool).put(outcome)
         return outcome
 
     def acknowledge(self, sweep_id: str, attempt_id: str) -> None:

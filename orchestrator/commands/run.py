@@ -24,6 +24,7 @@ from orchestrator.estimate import Estimate, estimate
 from orchestrator.place import HostLost
 from orchestrator.progress import SweepProgress
 from orchestrator.resolve import DryResolver, LocalResolver
+from orchestrator.resume import open_by_id, open_by_manifest
 from orchestrator.settings import OUT_FOLDER, Settings
 from orchestrator.summary import tables
 from orchestrator.version import harness_version
@@ -79,23 +80,14 @@ def _asked(cards: str) -> int | None:
 
 def _submitted(store: Store, sweep: str, given: Settings, resume: bool) -> tuple[str, Manifest]:
     """The sweep to work on: a fresh submission, or with `resume` an open one."""
+    harness = harness_digest(own_root())
     if resume and not Path(sweep).exists():
-        row = store.sweep(sweep)
-        if row.state != "open":
-            raise SpecError(f"sweep {row.id} is judged already", f"assay report {row.id} --format text")
-        return row.id, store.manifest(row.id)
+        return open_by_id(store, sweep, harness)
     spec = load(Path(sweep))
     sys.stderr.write("resolving models, prompts and arms\n")
     manifest = plan(spec, LocalResolver(given))
-    harness = harness_digest(own_root())
     if resume:
-        found = store.find_open(manifest.digest(), harness)
-        if found is None:
-            raise SpecError(
-                f"no unjudged submission of {sweep} as it stands now (file, engine trees, models and assay itself)",
-                "leave --resume out, or name the sweep by its id: assay status lists them",
-            )
-        return found, manifest
+        return open_by_manifest(store, manifest, harness), manifest
     return store.submit(manifest, harness, harness_version(), key=f"run-{ULID()}".lower()), manifest
 
 

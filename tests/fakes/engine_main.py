@@ -1,9 +1,9 @@
 """A stand-in for an engine: speaks the child protocol and behaves as the variable FAKE_ENGINE says.
 
 Tests copy it as `engine/__main__.py` into a tree of their own. FAKE_ENGINE is a JSON object: `sleep_s` before each
-generation, `ids`, `page_ins`, `die` (signal in generation 0), `exit` (code after the result), `error` (an error line
-and exit code), `lie` (fields that replace hello's), `silent` (no result), `spoil` (a line that is no JSON), `mark`
-(append a line to this file at start).
+generation (or `sleep_file`, whose content says so), `ids`, `page_ins`, `die` (signal in generation 0), `exit` (code
+after the result), `error` (an error line and exit code), `lie` (fields that replace hello's), `silent` (no result),
+`spoil` (a line that is no JSON), `mark` (append a line to this file at start).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
     ids = wish.get("ids", [5, 6, 7])
     for index in range(request["generations"]):
         say(type="progress", phase="generation", done=index, of=request["generations"])
-        time.sleep(wish.get("sleep_s", 0))
+        time.sleep(float(Path(wish["sleep_file"]).read_text()) if "sleep_file" in wish else wish.get("sleep_s", 0))
         if "die" in wish:
             os.kill(os.getpid(), wish["die"])
         say(**generation(index, ids, wish))
@@ -78,7 +78,7 @@ def hello(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def generation(index: int, ids: list[int], wish: dict[str, Any]) -> dict[str, Any]:
-    decode = {"page_ins": wish.get("page_ins", 4), "htod_bytes": 400, "emitted_tokens": len(ids)}
+    decode = counted(ids, wish, 1)
     return {
         "type": "generation",
         "index": index,
@@ -93,18 +93,24 @@ def generation(index: int, ids: list[int], wish: dict[str, Any]) -> dict[str, An
     }
 
 
+def counted(ids: list[int], wish: dict[str, Any], generations: int) -> dict[str, int]:
+    """Counters that add up: over generations, and hits with page-ins to touches."""
+    page_ins = wish.get("page_ins", 4) * generations
+    counters = {"page_ins": page_ins, "hits": 0, "touches": page_ins}
+    return {**counters, "htod_bytes": 400 * generations, "emitted_tokens": len(ids) * generations}
+
+
 def result(request: dict[str, Any], ids: list[int], wish: dict[str, Any]) -> dict[str, Any]:
     runs = request["generations"]
-    page_ins = wish.get("page_ins", 4) * runs
     return {
         "type": "result",
-        "counters": {"page_ins": page_ins, "hits": 0, "touches": page_ins, "htod_bytes": 400 * runs},
+        "counters": counted(ids, wish, runs),
         "facts": {"weight_bytes": 1000, "measured_generations": runs, "measured_tokens": runs * len(ids)},
         "equations": [
             {"name": "W1", "text": "hits + page_ins == touches", "relation": "==", "lhs": 1, "rhs": 1, "holds": True}
         ],
         "seams": [],
-        "keys": [{"key": "w0", "nbytes": 100, "hits": 0, "retained": 0, "bypassed": page_ins, "evicted": 0}],
+        "keys": [{"key": "w0", "nbytes": 100, "hits": 0, "retained": 0, "bypassed": 4 * runs, "evicted": 0}],
         "peak_rss_bytes": 10_000_000,
     }
 
