@@ -423,3 +423,39 @@ def test_an_identity_gate_that_is_off_does_not_claim_equal_tokens(documents: Any
     verdict = verdict_of(documents.sweep(head=head, gate=Gate(identity="off")))
     assert (verdict.outcome, verdict.exit_code) == ("PASS", 0)
     assert verdict.headline.startswith("Tokens differ")
+
+
+def test_an_end_id_that_was_to_be_ignored_is_no_stop_even_in_both_arms(documents: Any) -> None:
+    early = {"ids": lambda _r, _g: documents.IDS[:3], "stop": lambda _r, _g: "eos"}
+    verdict = verdict_of(documents.sweep(base=documents.arm(**early), head=documents.stable_arm(**early)))
+    assert only(verdict) == ("SHORT", 1)
+    assert any("which was to be ignored" in finding.message for finding in verdict.findings)
+
+
+def test_a_driver_that_changes_between_blocks_is_not_comparable(documents: Any) -> None:
+    def later_driver(run: RunFact) -> RunFact:
+        assert run.record is not None
+        driver = "sim 1" if run.block == 0 else "sim 2"
+        device = {**run.record.device, "driver": driver}
+        return run.model_copy(update={"record": run.record.model_copy(update={"device": device})})
+
+    verdict = verdict_of(documents.replace_runs(documents.sweep(cell={"blocks": 2}), later_driver))
+    assert only(verdict) == ("NOT_COMPARABLE", 3)
+    assert "driver is sim 1 / sim 2 in base" in verdict.headline
+
+
+def test_head_is_not_blamed_for_what_base_does_now_and_then(documents: Any) -> None:
+    doc = documents.sweep(head=documents.stable_arm(fact=documents.lost("failed", "crash: ended by signal 11")))
+    fails = documents.lost("failed", "crash: ended by signal 11")
+    shaky = documents.replace_runs(
+        doc, lambda run: run.model_copy(update=fails) if run.run_id == "run_0_0_base" else run
+    )
+    verdict = verdict_of(shaky)
+    assert only(verdict) == ("MISSING", 3)
+    assert any("base fails too" in finding.message for finding in verdict.findings)
+
+
+def test_a_witness_of_an_arm_without_runs_does_not_hold(documents: Any) -> None:
+    verdict = verdict_of(documents.sweep(head=documents.stable_arm(fact=documents.lost("lost", "gone"))))
+    assert only(verdict) == ("INFRASTRUCTURE", 4)  # the witness is unmet, and says nothing more than that
+    assert [row.holds for row in verdict.cells[0].witnesses] == [True, True, False]
