@@ -10,19 +10,21 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 from sqlalchemy.pool import NullPool
 
-from jobs.errors import StoreError
+from jobs.errors import Conflict, StoreError
 
 T = TypeVar("T")
 
 LOCK_WAIT_S = 30
-"""How long SQLite itself waits for another writer; 5 s was too short under bursts (skypilot#4552)."""
+"""How long the database itself waits for another writer; 5 s was too short under bursts (skypilot#4552)."""
 
+CONNECT_WAIT_S = 10
 TRIES = 4
 RETRY_PAUSE_S = 0.25
-POSTGRES_RETRY = frozenset({"40001", "40P01", "55P03"})  # serialization failure, deadlock, lock not available
+POSTGRES_RETRY = frozenset({"40001", "40P01", "55P03", "23505"})
+"""Serialization failure, deadlock, lock not available; and a unique violation, since the second try sees the row."""
 
 
 class Database:
@@ -83,14 +85,18 @@ class Database:
         with self._engine.connect() as connection:
             connection = connection.execution_options(assay_write=True)
             with connection.begin():
+                if not self.is_sqlite:
+                    connection.exec_driver_sql(f"SET LOCAL lock_timeout = '{LOCK_WAIT_S}s'")
                 return action(connection)
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except (OperationalError, InterfaceError) as error:
-            reason = str(error.orig).strip().splitlines()[0]
+        except DBAPIError as error:
+            reason = (str(error.orig).strip().splitlines() or ["no reason given"])[0]
+            if isinstance(error, IntegrityError):
+                raise Conflict(f"store {self.shown}: {reason}", "another writer was first; read its state") from error
             raise StoreError(f"store {self.shown}: {reason}", self._remedy(reason)) from error
 
     def _remedy(self, reason: str) -> str:
@@ -100,6 +106,8 @@ class Database:
             return "another process holds the store; end it, or use PostgreSQL for several writers"
         if "readonly" in reason:
             return f"make {self.file} and its folder writable"
+        if "not a database" in reason:
+            return f"give another file: {self.file} holds something else"
         if "disk" in reason or "malformed" in reason:
             return "check the disk; restore the store from a backup"
         return "check the URL, that the server runs and that it may be reached from here"
@@ -125,7 +133,7 @@ def parse_url(text: str) -> URL:
 def _engine(url: URL, lock_wait_s: float) -> Engine:
     if url.get_backend_name() != "sqlite":
         try:
-            return create_engine(url, pool_pre_ping=True, pool_size=2, max_overflow=2, pool_recycle=300)
+            return create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": CONNECT_WAIT_S})
         except ImportError as error:
             raise StoreError("PostgreSQL needs psycopg", "pip install 'gpu-assay[postgres]'") from error
     engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": lock_wait_s})

@@ -101,6 +101,8 @@ def _require_64_bits(record: RunRecord) -> None:
     for index, generation in enumerate(record.generations):
         numbers = (generation.index, generation.prefill_ns, *generation.ids, *generation.step_ns)
         places[f"generations.{index}"] = max(numbers, key=abs)
+    for index, seam in enumerate(record.seams):
+        places[f"seams.{index}.step"] = seam.step
     for index, key in enumerate(record.keys):
         places[f"keys.{index}"] = max((key.nbytes, key.hits, key.retained, key.bypassed, key.evicted), key=abs)
     for place, value in places.items():

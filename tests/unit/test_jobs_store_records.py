@@ -321,6 +321,7 @@ def test_an_equation_with_an_unknown_side_never_holds() -> None:
         {"generations": (Generation(index=0, warmup=False, ids=(1,), stop_reason="eos", step_ns=(1, 2**64)),)},
         {"keys": (KeyBytes(key="k", nbytes=2**63),)},
         {"peak_rss_bytes": 2**63},
+        {"seams": (SeamRow(step=-(2**63) - 1, node="n", op="o", reason="r", path="p"),)},
     ],
 )
 def test_a_typed_place_beyond_64_bits_is_refused_whole(store: Store, fields: dict[str, Any]) -> None:
