@@ -1,8 +1,8 @@
-"""The seed's byte-aware admission: a newcomer stays if it is larger than the smallest that could go for it."""
+"""The seed's byte-aware admission: a newcomer stays if enough room can be had from strictly smaller keys alone."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from engine.paging.policy import Decision, KeyView, Room, Setting
 
@@ -14,9 +14,12 @@ class SizeFirst:
     slot_granules = 0
 
     def admit(self, key: KeyView, room: Room, resident: Sequence[KeyView]) -> Decision:
-        """Stay if there is room, or if some resident key is strictly smaller."""
-        smaller = any(other.nbytes < key.nbytes for other in resident)
-        return "retain" if room.fits or smaller else "bypass"
+        """Stay if there is room, or if strictly smaller keys make enough of it; else a larger one would go too."""
+        if room.fits:
+            return "retain"
+        smaller = _granules(k for k in resident if k.nbytes < key.nbytes)
+        kept = _granules(k for k in resident if k.nbytes >= key.nbytes) | _granules((key,))
+        return "retain" if room.free + len(smaller - kept) >= room.needed else "bypass"
 
     def victims(self, key: KeyView, resident: Sequence[KeyView]) -> Iterator[KeyView]:
         """Smallest first; equals oldest first."""
@@ -25,6 +28,10 @@ class SizeFirst:
     def steady(self) -> frozenset[int]:
         """A larger key may displace any."""
         return frozenset()
+
+
+def _granules(keys: Iterable[KeyView]) -> set[int]:
+    return {g for k in keys for g in range(k.first, k.last + 1)}
 
 
 def make(setting: Setting) -> SizeFirst:

@@ -50,7 +50,7 @@ def make(setting: Setting) -> StableSlot:
 
 
 def _slot_granules(setting: Setting, resident: frozenset[int]) -> int:
-    """Granules that the widest step needs for its keys outside the resident set, each at an aligned offset."""
+    """Granules that the widest step needs for its keys outside the resident set, each once, at an aligned offset."""
     sizes = {k.index: aligned(k.nbytes) for k in setting.keys}
-    widest = max((sum(sizes[k] for k in step if k not in resident) for step in setting.steps), default=0)
+    widest = max((sum(sizes[k] for k in set(step) if k not in resident) for step in setting.steps), default=0)
     return -(-widest // setting.granule_bytes)
