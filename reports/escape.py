@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections.abc import Iterator
 from typing import Final
 
 NAME_LIMIT: Final = 400  # characters of a name that a report shows; field names are far shorter
@@ -24,17 +25,16 @@ _KEPT_FORMATS: Final = {
 }  # joiners inside emoji, soft hyphen: harmless, needed to read as typed
 _HIDDEN: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
-_ACTIVE: Final = re.compile(
-    r"""
-      \S*@\S*                                   # mention, mail address, owner/repo@sha
-    | \S*\#\d\S*                                # issue number, owner/repo#1
-    | (?i:\S*(?:[a-z][a-z0-9+.-]*://|mailto:|xmpp:|javascript:|www\.)\S*)
-    | (?i:\bgh-\d+\b)
-    | \b[A-Z][A-Z0-9]*-\d+\b                    # a repository's own ticket prefix
-    | (?i:\b[0-9a-f]{7,64}\b)                   # commit hash
-    | :[A-Za-z0-9_+-]*[A-Za-z+-][A-Za-z0-9_+-]*:  # emoji code, no time of day
-    """,
-    re.VERBOSE,
+_ACTIVE_WORD: Final = re.compile(  # found anywhere in a word, makes the whole word one that a host may link
+    r"@"  # mention, mail address, owner/repo@sha
+    r"|\#\d"  # issue number, owner/repo#1
+    r"|://|(?i:www\.|mailto:|xmpp:|javascript:)"
+)
+_ACTIVE_PART: Final = re.compile(
+    r"(?i:\bgh-\d+\b)"
+    r"|\b[A-Z][A-Z0-9]*-\d+\b"  # a repository's own ticket prefix
+    r"|(?i:\b[0-9a-f]{7,64}\b)"  # commit hash
+    r"|:[A-Za-z0-9_+-]*[A-Za-z+-][A-Za-z0-9_+-]*:"  # emoji code, no time of day
 )
 _MARKDOWN: Final = re.compile(r"[&<>\\`*\[\]{}~|$#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _BLOCK_START: Final = re.compile(r"^(?:[-+](?=\s|$)|=+\s*$|-+\s*$|\d{1,9}(?=[.)](?:\s|$)))")
@@ -54,17 +54,10 @@ def clip(text: str, limit: int = TEXT_LIMIT) -> str:
 
 def markdown_text(text: str, *, in_table: bool = False) -> str:
     """Prose for a Markdown paragraph or cell: markup is inert, whatever GitHub would link stands in code."""
-    shown = clip(visible(text))
-    parts: list[str] = []
-    end = 0
-    for match in _ACTIVE.finditer(shown):
-        between = _inert(shown[end : match.start()])
-        if parts and not between:
-            between = "<span></span>"  # two neighbouring code spans would read as one
-        parts += [between, markdown_code(match.group(), in_table=in_table)]
-        end = match.end()
-    parts.append(_inert(shown[end:]))
-    prose = "".join(parts)
+    prose = ""
+    for piece, is_active in _pieces(clip(visible(text))):
+        shown = markdown_code(piece, in_table=in_table) if is_active else _inert(piece)
+        prose += "<span></span>" + shown if prose.endswith("`") and shown.startswith("`") else shown
     if in_table:
         return prose
     return _BLOCK_START.sub(lambda m: f"&#{ord(m.group()[0])};{m.group()[1:]}", prose)
@@ -84,14 +77,11 @@ def markdown_code(text: str, *, in_table: bool = False) -> str:
 
 
 def html_text(text: str) -> str:
-    """Prose for raw HTML inside Markdown (a `<summary>`): escaped, linkable tokens in `<code>`."""
-    shown = clip(visible(text))
-    parts: list[str] = []
-    end = 0
-    for match in _ACTIVE.finditer(shown):
-        parts += [html.escape(shown[end : match.start()]), f"<code>{html.escape(match.group())}</code>"]
-        end = match.end()
-    return "".join([*parts, html.escape(shown[end:])])
+    """Prose for raw HTML inside Markdown (a `<summary>`): escaped, linkable words in `<code>`."""
+    return "".join(
+        f"<code>{html.escape(piece)}</code>" if is_active else html.escape(piece)
+        for piece, is_active in _pieces(clip(visible(text)))
+    )
 
 
 def html_code(text: str) -> str:
@@ -116,6 +106,20 @@ def _visible_character(character: str) -> str:
         return character
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _pieces(text: str) -> Iterator[tuple[str, bool]]:
+    """`text` in order, cut into pieces that a host may link (True) and pieces that it leaves alone."""
+    for word in re.split(r"(\s+)", text):
+        if _ACTIVE_WORD.search(word):
+            yield word, True
+            continue
+        end = 0
+        for match in _ACTIVE_PART.finditer(word):
+            yield word[end : match.start()], False
+            yield match.group(), True
+            end = match.end()
+        yield word[end:], False
 
 
 def _inert(text: str) -> str:

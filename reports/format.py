@@ -162,7 +162,7 @@ def _scaled(value: int | float, step: int, units: tuple[str, ...]) -> str:
         scale += 1
     if scale == 0:
         return f"{number(value)} B"
-    places = max(0, 3 - math.floor(math.log10(size / step**scale) + 1e-9))
+    places = max(0, 3 - math.floor(math.log10(max(1.0, size / step**scale)) + 1e-9))
     return f"{_minus(f'{value / step**scale:,.{places}f}')} {units[scale]}"
 
 

@@ -79,7 +79,8 @@ def _inline(piece: Inline, in_table: bool) -> str:
             core = piece.text.strip(" ")
             return f"{edges[0]}{markdown_text(core, in_table=in_table)}{edges[1]}" if core else piece.text[:1]
         case Strong():
-            return f"**{markdown_text(piece.text, in_table=in_table)}**" if piece.text else ""
+            core = piece.text.strip()
+            return f"**{markdown_text(core, in_table=in_table)}**" if core else ""
         case Name():
             return markdown_code(piece.text, in_table=in_table)
         case CellRef():

@@ -21,7 +21,7 @@ import markupsafe
 from jobs.model import JudgeInput
 from jobs.verdict import Verdict
 from reports import explain, markdown, text, tiles
-from reports.blocks import Section, words
+from reports.blocks import Name, Section, Strong, words
 from reports.escape import clip, slug, visible
 from reports.format import plural
 from reports.sections import blind, capture, headline, hygiene, identity, stamp, time, traffic, witnesses
@@ -81,8 +81,8 @@ def write_html(verdict: Verdict, out_dir: Path, *, doc: JudgeInput | None = None
 
 
 def marker(verdict: Verdict) -> str:
-    """The hidden first line by which a sweep's comment is found again; the name is quoted so that it cannot end it."""
-    return f"<!-- assay:sweep={quote(clip(verdict.sweep, 60), safe='').replace('-', '%2D').replace('.', '%2E')} -->"
+    """The hidden first line by which a sweep's comment is found again: letters, digits, hyphens and a digest."""
+    return f"<!-- assay:sweep={slug(verdict.sweep)} -->"
 
 
 def comment_length(body: str) -> int:
@@ -133,8 +133,8 @@ def _framed(view: SweepView, sections: list[str], stamped: str, report_url: str 
         .get_template("comment.md.j2")
         .render(
             marker=marker(verdict),
-            title=f"{markdown.SIGNS[state.tone]} {state.word}: {markdown.inline(words(_name(verdict.sweep)))}",
-            headline=f"**{markdown.inline(words(verdict.headline))}**",
+            title=f"{markdown.SIGNS[state.tone]} {state.word}: {markdown.inline(words(Name(verdict.sweep)))}",
+            headline=markdown.inline(words(Strong(verdict.headline))),
             next_step=f"**Next:** {markdown.inline(words(verdict.next_step))}",
             counts=f"{meaning[:1].upper()}{meaning[1:]}. {markdown.inline(headline.counts(view))}{link}",
             sections=sections,
@@ -145,7 +145,7 @@ def _framed(view: SweepView, sections: list[str], stamped: str, report_url: str 
 
 
 def _elsewhere(view: SweepView, report_url: str | None) -> str:
-    sweep = markdown.inline(words(_name(f"assay report {view.verdict.stamp.sweep_id} --format html")))
+    sweep = markdown.inline(words(Name(f"assay report {view.verdict.stamp.sweep_id} --format html")))
     return f"Shortened to fit. The rest: {sweep}"
 
 
@@ -153,17 +153,11 @@ def _pointer(view: SweepView, report_url: str | None) -> str:
     verdict = view.verdict
     state, _ = headline.banner(view)
     where = f"[Full report](<{_safe_url(report_url)}>)" if report_url and len(report_url) < 300 else "Full report"
-    command = markdown.inline(words(_name(clip(f"assay report {verdict.stamp.sweep_id}", 80))))
+    command = markdown.inline(words(Name(clip(f"assay report {verdict.stamp.sweep_id}", 80))))
     return (
         f"{marker(verdict)}\n## {markdown.SIGNS[state.tone]} {state.word}, exit {verdict.exit_code}\n\n"
         f"{where}: {command}\n"
     )
-
-
-def _name(value: str) -> Any:
-    from reports.blocks import Name
-
-    return Name(value)
 
 
 def _safe_url(url: str | None) -> str:

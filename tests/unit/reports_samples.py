@@ -1,4 +1,4 @@
-"""Verdicts and judge inputs made in code, for the tests of the reports: one cell or many, clean or broken, tame or hostile."""
+"""Verdicts and judge inputs made in code for the tests of the reports: clean, broken, of many cells, or hostile."""
 
 from __future__ import annotations
 
@@ -557,7 +557,7 @@ def _run(place: int, name: str, log: str) -> RunFact:
         ended_at=f"2026-11-29T10:0{place}:30Z",
         log_tail=log,
     )
-    attempts = (AttemptFact(attempt_id=f"att_0{place}", number=1, state="measured"),)
+    attempts: tuple[AttemptFact, ...] = (AttemptFact(attempt_id=f"att_0{place}", number=1, state="measured"),)
     if place == 1:
         dirty = AttemptFact(attempt_id="att_x", number=0, state="contaminated", reason="pid 4242 came up")
         attempts = (dirty, *attempts)

@@ -1,0 +1,213 @@
+"""What the pull request comment shows, and that it fits any limit without breaking."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from types import MappingProxyType
+
+import pytest
+
+from jobs.model import Missing
+from jobs.verdict import CellVerdict, Verdict
+from reports.render import COMMENT_FLOOR, COMMENT_LIMIT, LimitTooSmall, comment_length, marker, render
+from tests.unit import reports_samples as samples
+from tests.unit.reports_parsing import Page, markdown
+
+EMOJI = "\U0001f468\u200d\U0001f469\u200d\U0001f467" * 20
+FIGURES = ("Byte hit rate", "htod bytes per token", "by bytes", "by count", "Floor", "Distance")
+LIMITS = (COMMENT_FLOOR, 801, 1000, 1500, 2500, 4000, 6000, 9000, 14_000, 30_000, 65_536, 262_144)
+
+
+def rows(count: int) -> Verdict:
+    """One cell with `count` regressed counters, each with a long name of its own."""
+    exact = tuple(
+        samples.metric(f"counter_{place}_{'x' * 200}", "count", place + 1, 2 * place + 3, "regressed")
+        for place in range(count)
+    )
+    return samples.verdict(outcome="REGRESSED", exit_code=1, cells=(samples.cell(exact=exact, exit_code=1),))
+
+
+SIZES = MappingProxyType(
+    {
+        "one": samples.broken(),
+        "500 cells": samples.many(500, "cell {} " + EMOJI),
+        "5 rows": rows(5),
+        "500 rows": rows(500),
+        "20000 rows": rows(20_000),
+        "hostile": samples.hostile("``` | @x </details> \U0001f600" * 15),
+    }
+)
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def sized(request: pytest.FixtureRequest) -> Verdict:
+    return SIZES[request.param]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_field_74_every_limit_is_met_and_nothing_is_cut(sized: Verdict, limit: int) -> None:
+    body = render(sized, "comment", limit=limit)
+    assert len(body) <= comment_length(body) <= limit
+    assert len(body.encode()) <= 4 * limit
+    assert body.startswith(marker(sized) + "\n")
+    page = markdown(body)
+    assert page.unbalanced == []
+    assert page.links == []
+    for table in page.tables:
+        assert {len(row) for row in table.rows} <= {len(table.head)}
+    assert sized.outcome in page.text
+    assert re.search(rf"exit (code )?{sized.exit_code}\b", page.text, re.IGNORECASE)
+
+
+def test_field_74_the_default_limit_is_the_host_s() -> None:
+    assert comment_length(render(SIZES["20000 rows"], "comment")) <= COMMENT_LIMIT == 65_536
+
+
+def test_a_limit_below_the_floor_is_refused_with_the_floor() -> None:
+    with pytest.raises(LimitTooSmall, match=str(COMMENT_FLOOR)):
+        render(samples.verdict(), "comment", limit=COMMENT_FLOOR - 1)
+
+
+def test_the_ladder_goes_from_all_to_worst_rows_to_counts_to_a_pointer() -> None:
+    verdict = samples.many(60, "cell {} with some words")
+    steps = [render(verdict, "comment", limit=limit) for limit in (65_536, 12_000, 5_000, 1_400, COMMENT_FLOOR)]
+    assert all(len(longer) > len(shorter) for longer, shorter in pairwise(steps))
+    full, bare, worst, few, pointer = map(markdown, steps)
+    assert "Bytes" in full.text
+    assert "details" in {tag for tag, _ in full.tags}
+    assert "details" not in {tag for tag, _ in bare.tags}
+    assert worst.table("Findings").rows
+    assert "20 REGRESSED, 40 IMPROVED" in few.text
+    assert "more rows, in the full report" in worst.text
+    assert "assay report swp_" in pointer.text
+
+
+def test_rows_left_out_are_counted() -> None:
+    page = markdown(render(SIZES["500 rows"], "comment"))
+    table = page.table("Rows that are worse or unknown")
+    assert "480 more rows, in the full report." in page.text
+    assert len(table.rows) == 20
+
+
+def test_the_marker_survives_any_name_and_differs_by_sweep() -> None:
+    made = [marker(samples.verdict(sweep=name)) for name in (*samples.HOSTILE, "a--b", "a-b")]
+    assert len(set(made)) == len(made)
+    assert all(re.fullmatch(r"<!-- assay:sweep=[a-z0-9-]+ -->", line) and "--" not in line[4:-3] for line in made)
+    assert len(marker(samples.verdict(sweep="x" * 5000))) < 120
+
+
+@pytest.fixture(scope="module")
+def clean() -> Page:
+    return markdown(render(samples.verdict(), "comment"))
+
+
+def test_the_first_words_are_verdict_and_next_step(clean: Page) -> None:
+    first = clean.text.split("Worst rows first")[0]
+    for needed in ("IMPROVED", "head streams 41.0 % fewer bytes", "Next: Nothing blocks", "Exit code 0."):
+        assert needed in first
+
+
+def test_sections_come_in_the_order_people_read(clean: Page) -> None:
+    order = ["Worst rows first", "Token identity", "Did the path run", "Bytes", "Capture", "Time", "Hygiene"]
+    order += ["What this cannot catch", "Stamp"]
+    titles = re.sub(r"\n\s*", "\n", clean.text)
+    places = [re.search(rf"^{title}(,|:|$)", titles, re.MULTILINE).start() for title in order]  # type: ignore[union-attr]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize(
+    "figure", ["Byte hit rate", "htod bytes per token", "by bytes", "by count", "Floor", "Distance"]
+)
+def test_the_figures_stand_for_every_arm(clean: Page, figure: str) -> None:
+    table = clean.table("Bytes by arm")
+    assert table.head == ["Figure", "base", "null", "head", "head against base"]
+    row = next(row for row in table.rows if figure in row[0])
+    assert all(re.search(r"\d", cell) for cell in row[1:4]), row
+
+
+def test_usual_things_are_folded_and_unusual_ones_are_not() -> None:
+    clean_body, broken_body = render(samples.verdict(), "comment"), render(samples.broken(), "comment")
+    unfolded = re.sub(r"<details>.*?</details>", "", clean_body, flags=re.DOTALL)
+    assert "hits + page_ins == touches" in clean_body
+    assert "hits + page_ins == touches" not in unfolded
+    assert "Seams by cause" not in unfolded
+    shown = re.sub(r"<details>.*?</details>", "", broken_body, flags=re.DOTALL)
+    for needed in (
+        "46283",
+        "Witnesses not met",
+        "Seams by cause",
+        "pid 4242 held 2.1 GB",
+        "Ids around the first difference",
+    ):
+        assert needed in shown
+
+
+def test_the_first_difference_is_shown_in_context() -> None:
+    page = markdown(render(samples.broken(), "comment"))
+    table = page.table("Ids around the first difference")
+    assert table.head == ["index", *map(str, range(15, 23))]
+    assert table.rows[0] == ["base", *map(str, samples.IDS[15:23])]
+    assert table.rows[1][:6] == ["head", "33", "29", "34", "34", "46283"]
+    assert "top-2 logit gap there: base 0.0781, head 2.5" in page.text
+    assert "in generation 1 at index 19" in page.text
+
+
+def test_time_on_a_simulated_card_is_said_to_be_no_evidence(clean: Page) -> None:
+    assert "The card is simulated" in clean.text
+    real = tuple(
+        arm.model_copy(update={"uuid": "GPU-1", "card": "NVIDIA H200"}) for arm in samples.verdict().cells[0].arms
+    )
+    other = samples.verdict(cells=(samples.cell(arms=real),))
+    assert "The card is simulated" not in markdown(render(other, "comment")).text
+
+
+def test_tokens_that_differ_mark_the_bytes_as_different_work() -> None:
+    said = "Tokens differ, so head did other work than base"
+    assert said in markdown(render(samples.broken(), "comment")).text
+    assert said not in markdown(render(samples.verdict(), "comment")).text
+
+
+def test_equal_ids_of_a_path_that_never_ran_are_not_called_identical() -> None:
+    vacuous = samples.identical().model_copy(update={"klass": "VACUOUS"})
+    shown = markdown(render(samples.verdict(cells=(samples.cell(identity=(vacuous,)),)), "comment")).text
+    assert "not claimed in 1 of 1 comparison" in shown
+    assert "identical in all" not in shown
+    assert "Tokens differ" not in shown
+
+
+def test_no_comparison_at_all_is_missing_and_not_equal() -> None:
+    shown = markdown(render(samples.verdict(cells=(samples.cell(identity=()),)), "comment")).text
+    assert "no token streams were compared, so nothing is known about identity" in shown
+
+
+def test_seams_are_counted_by_cause_for_each_arm() -> None:
+    table = markdown(render(samples.broken(), "comment")).table("Seams by cause, plan steps")
+    assert table.rows == [["host_read", "dynamic", "Split", "0", "0", "30"]]
+
+
+def test_a_missing_reading_shows_its_reason() -> None:
+    gone = samples.arm("head", "head", "stable", samples.STABLE, 0, 0)
+    gone.values["byte_hit_rate"] = Missing(missing="varies 0.5 to 0.7")
+    cell: CellVerdict = samples.cell(arms=(samples.arms()[0], gone))
+    row = markdown(render(samples.verdict(cells=(cell,)), "comment")).table("Bytes by arm").rows[0]
+    assert row == ["Byte hit rate", "49.45 %", "n/a: varies 0.5 to 0.7", "no comparison"]
+
+
+def test_several_cells_share_one_table_of_bytes() -> None:
+    page = markdown(render(samples.many(4), "comment"))
+    table = page.table("Bytes by cell and arm, worst cells first")
+    assert len(table.rows) == 12
+    assert table.rows[0][:2] == ["cell 0", "base"]
+
+
+def test_the_stamp_leads_back(clean: Page) -> None:
+    for needed in (
+        "swp_01JB2M3N4P5Q6R7S8T9V0W1X2Y",
+        "abababababab",
+        "cdcdcdcdcdcd",
+        "run_01",
+        "run_02",
+        "assay explain swp_",
+    ):
+        assert needed in clean.text

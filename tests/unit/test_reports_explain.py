@@ -1,0 +1,119 @@
+"""From a cell to everything behind it, in text and on the cell's page; with secrets taken out."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import SpecError
+from reports import evidence
+from reports.explain import explain
+from reports.redact import HIDDEN, redact
+from reports.render import write_html
+from tests.unit import reports_samples as samples
+from tests.unit.reports_parsing import Page
+
+SECRETS = (
+    ("ghp_0123456789abcdefghijABCDEFGHIJ0123", "ghp_0123456789"),
+    ("github_pat_11ABCDEFG0123456789_abcdefghij", "11ABCDEFG"),
+    ("postgresql://assay:hunter2secret@db.example/assay", "hunter2secret"),
+    ("Authorization: Bearer abcdef0123456789abcdef", "abcdef0123456789"),
+    ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI"),
+    ("password: correct-horse", "correct-horse"),
+    ("AKIAIOSFODNN7EXAMPLE", "AKIAIOSFODNN7EXAMPLE"),
+    ("hf_abcdefghijklmnopqrstuv", "hf_abcdefgh"),
+)
+
+
+def shown(metric: str | None = None, log: str = "engine: loaded 211 keys\n") -> str:
+    return explain(samples.broken(), samples.judge_input(log=log), samples.CELL, metric)
+
+
+def test_a_cell_leads_to_runs_samples_order_certificates_host_log_and_command() -> None:
+    text = shown()
+    for needed in (
+        "VIOLATION, exit 1: tokens differ",
+        "order of arms: base head head base",
+        "0 contaminated, 1 measured",
+        "pid 4242 came up",
+        "9,007,199,254,740,993 B",
+        "60000000 67000021",
+        "[46283] [1] [1] [1] [1]",
+        "scripted",
+        '"granule_bytes": 4096',
+        '"lru" (from request)',
+        "812.0 MB",
+        "engine: loaded 211 keys",
+        "--prompt-ids '504 3575 282 4649 314' --tokens 24",
+    ):
+        assert needed in text, needed
+
+
+def test_a_metric_narrows_to_its_values_by_generation_and_phase() -> None:
+    text = shown("page_ins")
+    assert "3,008" in text
+    assert "By generation and phase" in text
+    assert "Certificates" not in text
+    with pytest.raises(SpecError, match="no run of this cell has a reading named page_inns"):
+        shown("page_inns")
+
+
+def test_a_cell_is_found_by_a_unique_part_and_a_typo_names_the_near_one() -> None:
+    assert explain(samples.broken(), samples.judge_input(), "smollm2/cap").startswith(f"cell {samples.CELL}")
+    with pytest.raises(SpecError, match="no cell is named smolm2/capitol") as caught:
+        explain(samples.broken(), samples.judge_input(), "smolm2/capitol")
+    assert samples.CELL in caught.value.remedy
+    assert caught.value.exit_code == 2
+
+
+def test_an_ambiguous_part_lists_the_candidates() -> None:
+    doc = samples.judge_input()
+    twin = doc.cells[0].model_copy(update={"plan": doc.cells[0].plan.model_copy(update={"cell": "smollm2/other"})})
+    both = doc.model_copy(update={"cells": (*doc.cells, twin)})
+    with pytest.raises(SpecError, match="names 2 cells") as caught:
+        explain(samples.broken(), both, "smollm2")
+    assert "smollm2/other" in caught.value.remedy
+
+
+def test_the_rerun_command_survives_a_shell() -> None:
+    doc = samples.judge_input()
+    command = evidence.rerun_command(doc.manifest.arms[1], doc.cells[0])
+    words = shlex.split(command)
+    assert words[:6] == ["env", "PYTHONPATH=/tmp/some tree", "python", "-P", "-m", "engine"]
+    assert words[words.index("--model") + 1] == "/models/smollm2; rm -rf x"
+    assert words[words.index("--capture") + 1] == "on"
+    assert words[words.index("--weight-budget") + 1] == "50%"
+    assert words[words.index("--policy") + 1] == "stable"
+    assert "--ignore-eos" in words
+
+
+@pytest.mark.parametrize(("line", "secret"), SECRETS)
+def test_secrets_in_logs_and_errors_never_appear(line: str, secret: str, tmp_path: Path) -> None:
+    log = f"start\nenv {line} end\n"
+    text = shown(log=log)
+    assert secret not in text
+    assert HIDDEN in text
+    write_html(samples.broken(), tmp_path, doc=samples.judge_input(log=log))
+    for path in tmp_path.rglob("*.html"):
+        assert secret not in path.read_text()
+
+
+def test_counts_of_tokens_are_no_secrets() -> None:
+    line = "emitted_tokens=32 tokens: 16 prompt_tokens=5 token@119 == 33803"
+    assert redact(line) == line
+
+
+def test_the_cell_page_holds_the_evidence(tmp_path: Path) -> None:
+    write_html(samples.broken(), tmp_path, doc=samples.judge_input())
+    page = Page(next((tmp_path / "cells").iterdir()).read_text())
+    for needed in ("Runs in the order they ran", "Readings by run", "Time by generation", "Certificates by run"):
+        assert page.table(needed).rows
+    assert "[46283]" in page.text
+    assert "60000000 67000021" in page.text
+
+
+def test_a_cell_page_without_its_input_says_so(tmp_path: Path) -> None:
+    write_html(samples.broken(), tmp_path, doc=samples.judge_input(word="another cell"))
+    assert "does not hold this cell" in Page(next((tmp_path / "cells").iterdir()).read_text()).text

@@ -1,0 +1,128 @@
+"""One verdict, many forms: outcome, exit code, counts and worst rows are the same in each."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from jobs.verdict import Verdict
+from reports.blocks import words
+from reports.render import Form, render, write_html
+from reports.sections import headline
+from reports.text import inline
+from reports.view import SweepView
+from tests.unit import reports_samples as samples
+from tests.unit.reports_parsing import Page, Table, markdown
+
+VERDICTS = {
+    "improved": samples.verdict(),
+    "broken": samples.broken(),
+    "many": samples.many(12),
+    "clean": samples.verdict(outcome="PASS", cells=(samples.cell(outcome="PASS", exact=()),)),
+    "absent": samples.verdict(outcome="MISSING", exit_code=3, cells=(), cells_expected=4, cells_judged=0),
+}
+EACH = pytest.mark.parametrize("name", VERDICTS)
+
+
+def worst(view: SweepView) -> list[tuple[str, str, str]]:
+    """Worst rows as (state, row, change), from the view that all forms share."""
+    rows = [row for row in view.ranked if row.is_worse] or [row for row in view.ranked if not row.is_usual]
+    return [(row.state.word, row.subject, row.change) for row in rows]
+
+
+def read(tables: list[Table]) -> list[tuple[str, str, str]]:
+    """Worst rows as a parsed form shows them."""
+    for table in tables:
+        if table.caption in {"Rows that moved", "Rows that are worse or unknown"}:
+            place = table.head.index("Row")
+            return [(re.sub(r"^\W+ ", "", row[0]), row[place], row[-1]) for row in table.rows]
+    return []
+
+
+@EACH
+def test_outcome_exit_code_and_counts_agree(name: str, tmp_path: Path) -> None:
+    verdict = VERDICTS[name]
+    counts = inline(headline.counts(SweepView(verdict)))
+    assert f"Exit code {verdict.exit_code}." in counts
+    raw = json.loads(render(verdict, "json"))
+    assert (raw["outcome"], raw["exit_code"], raw["cells_judged"]) == (
+        verdict.outcome,
+        verdict.exit_code,
+        verdict.cells_judged,
+    )
+    forms = {
+        "comment": markdown(render(verdict, "comment")).text,
+        "one page": Page(render(verdict, "html")).text,
+        "folder": Page(write_html(verdict, tmp_path).read_text()).text,
+        "text": render(verdict, "text"),
+    }
+    for form, shown in forms.items():
+        assert counts in " ".join(shown.split()), form
+        assert re.search(rf"\b{verdict.outcome}\b", shown), form
+        assert verdict.headline in " ".join(shown.split()), form
+        assert verdict.next_step in " ".join(shown.split()), form
+
+
+@EACH
+def test_worst_rows_agree_in_content_and_order(name: str, tmp_path: Path) -> None:
+    verdict = VERDICTS[name]
+    expected = worst(SweepView(verdict))
+    assert read(markdown(render(verdict, "comment")).tables) == expected
+    assert read(Page(render(verdict, "html")).tables) == expected
+    assert read(Page(write_html(verdict, tmp_path).read_text()).tables) == expected
+    flat = re.sub(r"\s+", "", render(verdict, "text"))
+    if len(verdict.cells) <= 1 and name != "broken":  # wrapped cells of a wide table interleave in plain text
+        start = 0
+        for row in expected:
+            for word in row:
+                start = flat.index(re.sub(r"\s+", "", word), start)
+
+
+def test_findings_keep_the_order_of_the_verdict() -> None:
+    table = markdown(render(samples.broken(), "comment")).table("Findings")
+    assert [row[0].split()[-1] for row in table.rows] == ["VIOLATION", "REGRESSED", "TIME_WORSE"]
+    assert [row[-1] for row in table.rows] == ["1", "1", "0, advice"]
+
+
+def test_json_is_the_canonical_verdict() -> None:
+    verdict = samples.broken()
+    shown = render(verdict, "json")
+    assert shown == verdict.canonical()
+    assert Verdict.model_validate_json(shown) == verdict
+
+
+def test_rendering_is_a_pure_function() -> None:
+    forms: tuple[Form, ...] = ("comment", "html", "text")
+    for form in forms:
+        assert render(samples.broken(), form) == render(samples.broken(), form)
+
+
+def test_worst_rows_come_in_order_of_severity() -> None:
+    ranked = SweepView(samples.broken()).ranked
+    assert [row.state.word for row in ranked] == [
+        "violation",
+        "violation",
+        "regressed",
+        "regressed",
+        "not met",
+        "varies inside an arm",
+    ]
+    assert [row.subject for row in ranked[2:4]] == ["segments", "htod_bytes_per_token"]  # 31 times outranks 1.7 times
+
+
+def test_several_cells_are_ordered_as_their_exit_codes_fold() -> None:
+    codes = {"a": 0, "b": 3, "c": 4, "d": 1, "e": 2}
+    cells = tuple(samples.cell(cell=name, exit_code=code) for name, code in codes.items())
+    assert [cell.cell for cell in SweepView(samples.verdict(cells=cells)).cells] == ["e", "d", "c", "b", "a"]
+
+
+def test_an_absent_cell_is_said_not_to_pass() -> None:
+    view = SweepView(samples.verdict(cells_expected=3))
+    assert "2 cells absent, which is no pass" in inline(headline.counts(view))
+
+
+def test_words_take_strings_and_pieces() -> None:
+    assert inline(words("a ", "b")) == "a b"

@@ -1,0 +1,98 @@
+"""The attribution of streamed bytes, held against the published figures that the report was conceived from."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from jobs.model import Missing
+from reports import traffic
+from reports.blocks import Paragraph, Table
+from reports.format import bytes_decimal, percent, show
+from reports.sections import traffic as section
+from reports.text import inline
+from reports.view import Scope, SweepView
+from tests.unit import reports_samples as samples
+
+
+def head() -> traffic.Traffic:
+    return traffic.build(samples.arms()[2])
+
+
+def test_the_published_attribution_is_reproduced() -> None:
+    """Published: 70.16 %, 2.349 GB, 11 % of events, 44.63 % of bytes, 49.9 MB, 7.8 MB, 1.158 GB, 1.97x, about 90 %."""
+    arm = head()
+    assert show(arm.figures["byte_hit_rate"], "ratio") == "70.16 %"
+    assert show(arm.figures["htod_bytes_per_token"], "bytes") == "2.349 GB"
+    assert show(arm.figures["bypassed_count_share"], "ratio") == "11.17 %"
+    assert show(arm.figures["bypassed_byte_share"], "ratio") == "44.63 %"
+    assert show(arm.figures["floor_distance_bytes"], "bytes") == "1.158 GB"
+    assert show(arm.figures["floor_ratio"], "x") == "1.972×"
+    assert show(arm.mean_bypass_bytes, "bytes") == "49.92 MB"
+    assert show(arm.mean_retained_bytes, "bytes") == "7.788 MB"
+    assert show(arm.bypass_per_token_bytes, "bytes") == "1.048 GB"
+    assert show(arm.bypass_of_distance, "ratio") == "90.54 %"
+
+
+def test_the_attribution_is_said_in_words_in_every_form() -> None:
+    view = SweepView(samples.verdict())
+    built = section.build(view, Scope(view.first_cells(1), 20, 20))
+    said = [inline(block.words) for block in built.shown if isinstance(block, Paragraph)]
+    assert said == [
+        "head: bypassed page-ins are 11.17 % of the page-ins and 44.63 % of the streamed bytes, 1.048 GB a token, "
+        "90.54 % of the distance to the floor. A bypassed page-in is 49.92 MB in the mean, a retained one 7.788 MB."
+    ]
+
+
+def test_every_arm_has_every_figure() -> None:
+    view = SweepView(samples.verdict())
+    built = section.build(view, Scope(view.first_cells(1), 20, 20))
+    table = next(block for block in built.shown if isinstance(block, Table))
+    assert [column.title for column in table.columns] == ["Figure", "base", "null", "head", "head against base"]
+    assert [inline(row[0]) for row in table.rows] == [label for _, label, _ in traffic.METRICS]
+    assert all(inline(cell) for row in table.rows for cell in row)
+
+
+def test_bars_meet_and_fill_the_whole() -> None:
+    arm = head()
+    for parts in (arm.by_count, arm.by_bytes):
+        assert parts[0].start == 0
+        assert all(left.start + left.width == right.start for left, right in pairwise(parts))
+        assert parts[-1].start + parts[-1].width == 1000
+        assert sum(part.share for part in parts) == pytest.approx(1)
+    assert [part.kind for part in arm.by_count] == ["hit", "retained", "bypassed"]
+    counts = {part.kind: part.share for part in arm.by_count}
+    sizes = {part.kind: part.share for part in arm.by_bytes}
+    assert percent(counts["bypassed"]) == "2.42 %"
+    assert percent(sizes["bypassed"]) == "13.32 %"
+
+
+def test_a_missing_counter_gives_no_bar_and_says_why() -> None:
+    broken = samples.arm("head", "head", "stable", samples.STABLE, 1_048_412_160, 336)
+    broken.values["hit_bytes"] = Missing(missing="varies 1 to 2")
+    arm = traffic.build(broken)
+    assert arm.by_bytes == ()
+    assert arm.why == "hit_bytes: varies 1 to 2"
+
+
+def test_a_missing_ring_is_no_gap_in_the_bars_but_a_missing_hit_is() -> None:
+    assert head().why == ""  # the sample records no staged counters
+
+
+def test_nothing_to_divide_by_is_missing_and_not_zero() -> None:
+    idle = samples.arm("head", "head", "stable", 0, 0, 0)
+    idle.values["retained_page_ins"] = 0
+    arm = traffic.build(idle)
+    assert isinstance(arm.mean_bypass_bytes, Missing)
+    assert isinstance(arm.mean_retained_bytes, Missing)
+    assert isinstance(arm.figures["bypassed_byte_share"], Missing)
+
+
+def test_spans_of_nothing_have_no_width() -> None:
+    assert traffic.spans([0, 0], 0) == [(0, 0), (0, 0)]
+    assert traffic.spans([1, 1, 1], 3) == [(0, 333), (333, 334), (667, 333)]
+
+
+def test_decimal_sizes_agree_with_the_figures() -> None:
+    assert bytes_decimal(samples.STABLE - samples.FLOOR) == "1.158 GB"
