@@ -18,4 +18,8 @@ def add_to(app: typer.Typer) -> None:
 
 def engine(context: typer.Context) -> None:
     """Measure one run without sweep or store: run --model DIR --prompt TEXT ..."""
-    raise typer.Exit(main(context.args))
+    try:
+        code = main(context.args)
+    except SystemExit as end:  # argparse leaves this way after --help
+        code = int(end.code or 0)
+    raise typer.Exit(code)

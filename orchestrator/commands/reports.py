@@ -45,7 +45,7 @@ def report(
     form: Annotated[Form, typer.Option("--format", help="which form")] = Form.text,
     out: OutOption = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", metavar="CHARS", help="most characters of a comment [default: 65536]")
+        int | None, typer.Option("--limit", metavar="CHARS", help="most characters of a comment (default: 65536)")
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,

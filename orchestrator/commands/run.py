@@ -31,7 +31,7 @@ from orchestrator.version import harness_version
 
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file; with --resume also a sweep's id")]
 OutFolderOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help=f"folder of the reports [default: {OUT_FOLDER}]")
+    Path | None, typer.Option("--out", metavar="DIR", help=f"folder of the reports (default: {OUT_FOLDER})")
 ]
 CardsOption = Annotated[str, typer.Option("--cards", metavar="auto|N", help="how many cards to use")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="go on with this sweep's newest unjudged submission")]

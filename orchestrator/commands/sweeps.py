@@ -33,7 +33,7 @@ def add_to(app: typer.Typer) -> None:
 
 
 def status(
-    sweep: Annotated[str | None, typer.Argument(metavar="[ID]", help="one sweep; all of them without it")] = None,
+    sweep: Annotated[str | None, typer.Argument(metavar="ID", help="one sweep; all of them without it")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:

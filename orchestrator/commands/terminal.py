@@ -18,7 +18,7 @@ from jobs.store import Store
 from orchestrator.settings import STORE_FILE, Settings, settings
 
 StoreOption = Annotated[
-    str | None, typer.Option("--store", metavar="URL", help=f"store: a URL or an SQLite file [default: {STORE_FILE}]")
+    str | None, typer.Option("--store", metavar="URL", help=f"store: a URL or an SQLite file (default: {STORE_FILE})")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 OutOption = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="write there instead of printing")]

@@ -1,0 +1,232 @@
+"""The command line: every expected error is one clear line with its remedy and the exit code of its class."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli import call
+
+SWEEP = """\
+sweep: small
+models:
+  tiny: {build: tiny, seed: 7}
+prompts:
+  short: {ids: [1, 2, 3, 4]}
+arms:
+  base: {source: installed, config: {policy: lru}}
+  head: {source: installed, config: {policy: stable}}
+matrix:
+  weight_budget: ["50%"]
+  granule: [4096]
+varies: [policy]
+run: {tokens: 4, generations: 1}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, built once."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    assert call(["models", "build", "tiny", "--seed", "7", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to stand in, with caches of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = tmp_path / "here"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+def failed(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
+    """Run a command that must fail: its one line, without the prefix."""
+    assert call(list(words)) == code
+    shown = capsys.readouterr()
+    lines = [line for line in shown.err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, shown.err
+    assert "Traceback" not in shown.err
+    return lines[0].removeprefix("error: ")
+
+
+def sweep_file(here: Path, old: str = "", new: str = "") -> str:
+    assert old in SWEEP
+    (here / "sweep.yaml").write_text(SWEEP.replace(old, new, 1) if old else SWEEP)
+    return "sweep.yaml"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        pytest.param("tokens: 4", "tokns: 4", 13, "tokens", id="unknown-key"),
+        pytest.param("models:\n", "sweep: again\nmodels:\n", 2, "sweep", id="duplicate-key"),
+        pytest.param("ids: [1, 2, 3, 4]", "ids: []", 5, "the prompt 'short' is empty", id="empty-prompt"),
+        pytest.param("tokens: 4", "tokens: 0", 13, "tokens", id="zero-tokens"),
+        pytest.param('["50%"]', "[-5]", 10, "weight_budget", id="negative-budget"),
+        pytest.param("{source: installed, config: {policy: lru}}", '{source: "path:gone"}', 7, "gone", id="no-folder"),
+        pytest.param("build: tiny", "build: tinny", 3, "tiny", id="unknown-model"),
+    ],
+)
+def test_a_faulty_sweep_is_a_usage_error_with_its_line(
+    here: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, line: int, says: str
+) -> None:
+    message = failed(capsys, 2, "run", sweep_file(here, old, new), "--dry-run")
+    assert f"sweep.yaml:{line}:" in message
+    assert says in message
+    assert message.endswith(")"), "the remedy stands in brackets"
+
+
+def test_a_sweep_that_is_not_there_is_a_usage_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere.yaml" in failed(capsys, 2, "run", "nowhere.yaml")
+
+
+def test_a_git_ref_that_is_not_there_names_the_repository(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    subprocess.run(["git", "init", "-q", "."], check=True)
+    message = failed(capsys, 2, "run", sweep_file(here, "source: installed", 'source: "git:nosuch"'), "--dry-run")
+    assert "no such git ref: 'nosuch'" in message
+
+
+def test_a_checkout_arm_outside_a_checkout_says_what_to_do(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message = failed(capsys, 2, "run", sweep_file(here, "source: installed", "source: checkout"), "--dry-run")
+    assert "source: installed" in message
+
+
+@pytest.mark.parametrize(
+    ("store", "says"),
+    [
+        ("sqlite:////no/such/folder/store.db", "/no/such/folder"),
+        ("postgresql://127.0.0.1:1/none", ""),
+        ("mysql://host/db", "postgresql://"),
+    ],
+)
+def test_an_unreachable_store_is_a_host_fault(
+    here: Path, capsys: pytest.CaptureFixture[str], store: str, says: str
+) -> None:
+    assert says in failed(capsys, 4, "run", sweep_file(here), "--store", store)
+    assert not (here / ".assay").exists()
+
+
+def test_reading_a_store_that_is_not_there_says_how_to_make_it(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "assay db upgrade" in failed(capsys, 4, "status")
+
+
+def break_model(folder: Path, how: str) -> None:
+    (data,) = [p for p in folder.iterdir() if p.name.endswith(".data")]
+    if how == "missing":
+        data.unlink()
+    elif how == "truncated":
+        data.write_bytes(data.read_bytes()[:-1])
+    else:
+        data.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 12345\n")
+
+
+@pytest.mark.parametrize(("how", "says"), [("missing", "model.onnx.data"), ("truncated", "bytes"), ("pointer", "LFS")])
+def test_a_broken_model_is_named_with_its_remedy(
+    here: Path, tiny: Path, capsys: pytest.CaptureFixture[str], how: str, says: str
+) -> None:
+    shutil.copytree(tiny, here / "model")
+    break_model(here / "model", how)
+    message = failed(capsys, 11, "run", sweep_file(here, "{build: tiny, seed: 7}", "{path: model}"))
+    assert says in message
+    assert message.endswith(")")
+    assert "engine" not in capsys.readouterr().out
+    assert call(["models", "check", "model"]) == 11
+    assert call(["engine", "run", "--model", "model", "--prompt-ids", "1", "--tokens", "1"]) == 11
+
+
+def test_more_cards_than_none_and_nonsense_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no number of cards" in failed(capsys, 2, "run", sweep_file(here), "--cards", "many")
+    assert "no card for device cuda" in failed(
+        capsys, 4, "run", sweep_file(here, "generations: 1", "generations: 1, device: cuda")
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("nonsense",),
+        ("run",),
+        ("run", "x.yaml", "--nonsense"),
+        ("report", "swp_1", "--format", "pdf"),
+        ("db", "nonsense"),
+        ("models", "build", "tiny"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_points_to_help(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert "--help" in failed(capsys, 2, *words)
+
+
+def test_an_id_that_names_nothing_is_a_usage_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["db", "upgrade"]) == 0
+    for words in (["gate", "swp_0"], ["report", "zz"], ["judge", "swp_0"], ["explain", "x", "y"], ["status", "q"]):
+        capsys.readouterr()
+        assert "in this store" in failed(capsys, 2, *words)
+    assert "in this store" in failed(capsys, 2, "run", "swp_0", "--resume")
+
+
+def test_resume_without_anything_open_says_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no unjudged sweep 'small'" in failed(capsys, 2, "run", sweep_file(here), "--resume")
+
+
+def test_a_dry_run_shows_cells_runs_and_time_and_builds_and_stores_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(["run", sweep_file(here), "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (cell,) = plan["cells"]
+    assert (cell["runs"], cell["order"]) == (4, ["base", "head", "head", "base"])
+    assert plan["models_to_build"] == ["tiny (tiny)"]
+    assert "not known" in plan["time"]
+    assert not (here / ".assay").exists()
+    assert not list((here.parent / "cache").rglob("*.onnx"))
+
+
+@pytest.mark.parametrize("words", [("cards",), ("models", "list"), ("db", "upgrade"), ("status",), ("db", "check")])
+def test_commands_that_print_print_json_on_request(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    assert call(["db", "upgrade"]) == 0
+    capsys.readouterr()
+    assert call([*words, "--json"]) == 0
+    json.loads(capsys.readouterr().out)
+
+
+def test_every_command_in_the_help_has_help_of_its_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for command in ("run", "status", "judge", "gate", "report", "explain", "cards", "engine", "models", "db"):
+        assert command in shown
+        assert call([command, "--help"]) == 0
+
+
+def test_the_engines_own_commands_pass_through_with_their_codes(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", str(tiny), "--prompt-ids", "1 2", "--tokens", "2", "--granule", "4096"]
+    assert call(["engine", "run", *words, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1]["type"] == "result"
+    assert call(["engine", "run", *words, "--weight-budget", "10"]) == 13
+
+
+def test_a_broken_pipe_ends_quietly(here: Path) -> None:
+    """`assay models list | head -0` must not end in a traceback."""
+    script = "import sys; from orchestrator.cli import main; sys.argv = ['assay', 'models', 'list']; main()"
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert "Traceback" not in process.stderr.read()
+    process.wait()
