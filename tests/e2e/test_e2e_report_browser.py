@@ -1,0 +1,214 @@
+"""The report's pages in a real browser, from disk: both schemes, wide and 320 px, keyboard, no request outside."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+
+from reports.render import write_html
+from tests.unit import reports_samples as samples
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="skipped: no chromium")
+
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
+WIDTHS = (1280, 320)
+PAGE_WIDTH = "document.documentElement.scrollWidth"
+
+# Contrast of every visible text against the nearest opaque background, by WCAG 2; the lowest first.
+CONTRASTS = """
+() => {
+  const channel = v => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
+  const parse = text => text.match(/[\\d.]+/g).map(Number);
+  const light = c => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
+  const opaque = c => c.length < 4 || c[3] > 0;
+  const behind = node => {
+    for (let at = node; at; at = at.parentElement) {
+      const c = parse(getComputedStyle(at).backgroundColor);
+      if (opaque(c)) return c;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  for (const node of document.querySelectorAll('body *')) {
+    const own = [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
+    if (!own || !node.checkVisibility() || node.closest('svg')) continue;
+    const [a, b] = [light(parse(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
+    found.push([(a + 0.05) / (b + 0.05), node.tagName + '.' + node.className + ': ' + node.textContent.slice(0, 40)]);
+  }
+  return found.sort((x, y) => x[0] - y[0]);
+}
+"""
+
+
+@dataclass
+class Seen:
+    """What the browser complained of, and what it fetched."""
+
+    complaints: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    api = pytest.importorskip("playwright.sync_api", reason="skipped: no playwright")
+    with api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Pages by name: a good sweep, a broken one with its evidence, many cells, and hostile names."""
+    root = tmp_path_factory.mktemp("site")
+    hostile = "".join(samples.HOSTILE)[:380]
+    made = {
+        "good": write_html(samples.verdict(), root / "good", doc=samples.judge_input()),
+        "broken": write_html(samples.broken(), root / "broken", doc=samples.judge_input()),
+        "many": write_html(samples.many(9), root / "many", doc=samples.judge_input(word="cell 0")),
+        "hostile": write_html(samples.hostile(hostile), root / "hostile", doc=samples.judge_input(word=hostile)),
+        "long": write_html(samples.hostile("x" * 300), root / "long"),
+    }
+    cells = {f"{name} cell": next((index.parent / "cells").iterdir()) for name, index in made.items() if name != "good"}
+    return made | cells
+
+
+def visit(
+    browser: Browser, path: Path, scheme: Scheme = "light", width: int = 1280, **options: Any
+) -> tuple[Page, Seen]:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
+    page, seen = context.new_page(), Seen()
+    page.on("console", lambda message: seen.complaints.append(message.text))
+    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+    page.on("dialog", lambda dialog: seen.complaints.append(dialog.message))
+    page.on("request", lambda request: seen.requests.append(request.url))
+    page.on("requestfailed", lambda request: seen.complaints.append(f"failed: {request.url}"))
+    page.goto(path.as_uri())
+    return page, seen
+
+
+@pytest.mark.parametrize("name", ["good", "broken", "broken cell", "many", "hostile", "hostile cell", "long"])
+def test_field_80_a_page_is_quiet_fits_and_can_be_read(browser: Browser, site: dict[str, Path], name: str) -> None:
+    path = site[name]
+    page, seen = visit(browser, path)
+    folder = path.parent.parent if path.parent.name == "cells" else path.parent
+    assert seen.complaints == []
+    assert all(url.startswith(folder.as_uri()) for url in seen.requests), seen.requests
+    assert len(seen.requests) == 2, seen.requests  # the page and its style sheet
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate(PAGE_WIDTH) <= width
+    page.evaluate("document.querySelectorAll('details').forEach(item => item.open = true)")
+    assert page.evaluate(PAGE_WIDTH) <= WIDTHS[-1], "with all folds open"
+    for scheme in SCHEMES:
+        page.emulate_media(color_scheme=scheme)
+        contrasts = page.evaluate(CONTRASTS)
+        assert len(contrasts) > 50
+        assert contrasts[0][0] >= 4.5, (scheme, contrasts[:5])
+    page.context.close()
+
+
+def test_field_80_the_style_sheet_is_let_in_and_follows_the_scheme(browser: Browser, site: dict[str, Path]) -> None:
+    grounds = []
+    for scheme in SCHEMES:
+        page, _ = visit(browser, site["good"], scheme)
+        grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        page.context.close()
+    assert grounds == ["rgb(246, 247, 249)", "rgb(16, 20, 26)"]
+
+
+def test_figures_line_up(browser: Browser, site: dict[str, Path]) -> None:
+    page, _ = visit(browser, site["good"])
+    assert "tabular-nums" in page.evaluate("getComputedStyle(document.querySelector('td.right')).fontVariantNumeric")
+    assert page.evaluate("getComputedStyle(document.querySelector('td.right')).textAlign") == "right"
+    page.context.close()
+
+
+def test_a_page_reads_the_same_without_script(browser: Browser, site: dict[str, Path]) -> None:
+    with_script, _ = visit(browser, site["broken"])
+    without, _ = visit(browser, site["broken"], java_script_enabled=False)
+    assert with_script.inner_text("main") == without.inner_text("main")
+    assert with_script.query_selector("script") is None
+    with_script.context.close()
+    without.context.close()
+
+
+def test_bars_are_drawn_to_scale(browser: Browser, site: dict[str, Path]) -> None:
+    page, _ = visit(browser, site["good"])
+    box = page.locator(".bar svg").first.bounding_box()
+    assert box is not None
+    assert box["width"] > 400
+    by_bytes = page.locator(".bar", has_text="by bytes").last
+    kinds = ("fill-hit", "fill-retained", "fill-bypassed")
+    widths = [float(by_bytes.locator(f"rect.{kind}").get_attribute("width") or 0) for kind in kinds]
+    assert widths == [702, 165, 133]  # 70.16 %, 16.52 %, 13.32 %
+    page.context.close()
+
+
+def test_tables_scroll_inside_their_own_box(browser: Browser, site: dict[str, Path]) -> None:
+    page, _ = visit(browser, site["broken"], width=320)
+    wide = page.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter(box => box.scrollWidth > box.clientWidth).length"
+    )
+    assert wide > 0
+    unreachable = page.evaluate("[...document.querySelectorAll('.scroll')].filter(box => box.tabIndex !== 0).length")
+    assert unreachable == 0
+    page.context.close()
+
+
+def test_the_keyboard_reaches_and_opens_everything(browser: Browser, site: dict[str, Path]) -> None:
+    page, _ = visit(browser, site["good"])
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the report"
+    page.keyboard.press("Enter")
+    assert page.url.endswith("#main")
+    summary = page.locator("summary", has_text="exact metrics")
+    reached = False
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        reached = page.evaluate("document.activeElement.textContent.includes('exact metrics')")
+        if reached:
+            break
+    assert reached
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    assert summary.locator("xpath=..").get_attribute("open") is not None
+    page.context.close()
+
+
+def test_sweep_to_cell_to_samples_in_three_clicks(browser: Browser, site: dict[str, Path]) -> None:
+    page, _ = visit(browser, site["many"])
+    page.get_by_role("link", name="cell 0", exact=True).first.click()
+    assert "/cells/cell-0-" in page.url
+    page.get_by_role("navigation", name="Sections").get_by_role("link", name="Samples").click()
+    page.locator("summary", has_text="every sample, in nanoseconds").click()
+    assert page.get_by_text("60000000 67000021").first.is_visible()
+    page.get_by_role("link", name="sweep smollm2-residency").click()
+    assert page.url.endswith("index.html")
+    page.context.close()
+
+
+def test_states_are_words_and_landmarks_are_named(browser: Browser, site: dict[str, Path]) -> None:
+    page, _ = visit(browser, site["broken"])
+    assert all(text.strip() for text in page.locator(".state").all_text_contents())
+    assert page.locator("h1").count() == 1
+    assert page.locator("main").count() == 1
+    assert page.evaluate("document.documentElement.lang") == "en"
+    unnamed = page.evaluate(
+        "[...document.querySelectorAll('section, nav, [role=region], svg[role=img]')].filter("
+        "node => !node.getAttribute('aria-label') && !node.getAttribute('aria-labelledby')).length"
+    )
+    assert unnamed == 0
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(node => node.id)")
+    assert len(ids) == len(set(ids))
+    page.context.close()
