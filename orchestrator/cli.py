@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib import import_module
 from typing import cast
 
 import typer
@@ -10,7 +11,6 @@ import typer
 from engine.errors import EngineError
 from jobs.errors import JobsError
 from orchestrator.cards import ProbeError
-from orchestrator.commands import cards, db, engine, models, reports, run, sweeps
 from orchestrator.place import HostLost
 from orchestrator.version import harness_version
 
@@ -19,15 +19,37 @@ USAGE = 2
 # typer names the subclasses only, and has moved the class itself between versions
 UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
-app = typer.Typer(
-    help="Measures GPU regressions of an LLM decode engine and proves token identity.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for part in (run, sweeps, reports, cards, models, db, engine):
-    part.add_to(app)
+PARTS = {
+    "run": ("run",),
+    "sweeps": ("status", "gate"),
+    "judging": ("judge",),
+    "reports": ("report", "explain"),
+    "cards": ("cards",),
+    "models": ("models",),
+    "db": ("db",),
+    "engine": ("engine",),
+}
+"""Module of orchestrator.commands -> the commands that it adds, in the order of the help."""
+
+
+def application(arguments: list[str]) -> typer.Typer:
+    """The application for one command line: only the module of its command is imported, all of them for the help.
+
+    Reading a verdict needs neither the zoo nor the judge's libraries, and those take most of a second to import.
+    """
+    word = next((word for word in arguments if not word.startswith("-")), "")
+    parts = [part for part, commands in PARTS.items() if word in commands] or list(PARTS)
+    app = typer.Typer(
+        help="Measures GPU regressions of an LLM decode engine and proves token identity.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for part in parts:
+        import_module(f"orchestrator.commands.{part}").add_to(app)
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -36,7 +58,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="print the version"),
 ) -> None:
@@ -51,7 +72,7 @@ def main() -> None:
 def call(arguments: list[str]) -> int:
     """Run one command line; its exit code. Expected errors are one line on stderr."""
     try:
-        code = app(arguments, prog_name="assay", standalone_mode=False)
+        code = application(arguments)(arguments, prog_name="assay", standalone_mode=False)
     except UsageError as exc:
         return _usage(exc)
     except (JobsError, EngineError) as exc:

@@ -1,4 +1,4 @@
-"""`assay status`, `judge` and `gate`: where sweeps stand, and what they mean."""
+"""`assay status` and `gate`: where sweeps stand, and what the gate says."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from orchestrator.commands.terminal import (
     say_table,
     settings_for,
 )
-from orchestrator.conclude import judge_sweep
 
 SHOWN_EVENTS = 12
 
@@ -28,7 +27,6 @@ SHOWN_EVENTS = 12
 def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("status")(status)
-    app.command("judge")(judge)
     app.command("gate")(gate)
 
 
@@ -48,21 +46,6 @@ def status(
         opened.close()
 
 
-def judge(sweep: IdArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Judge a sweep again from what the store holds, and keep the verdict; exits as the gate says."""
-    opened = open_store(settings_for(store))
-    try:
-        sweep_id = opened.resolve_id(sweep, "swp")
-        left = opened.pending(sweep_id)
-        if left.pending and left.live_attempts:
-            raise SpecError(f"sweep {sweep_id} is being run: {left.pending} of {left.runs} runs pending", "wait for it")
-        verdict = judge_sweep(opened, sweep_id)
-    finally:
-        opened.close()
-    _show_verdict(sweep_id, verdict, as_json)
-    raise typer.Exit(verdict.exit_code)
-
-
 def gate(sweep: IdArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Print one line and exit as a sweep's verdict says: 0 pass, 1 worse, 3 nothing proven, 4 a fault of the host."""
     opened = open_store(settings_for(store))
@@ -71,7 +54,7 @@ def gate(sweep: IdArgument, store: StoreOption = None, as_json: JsonOption = Fal
         verdict = stored_verdict(opened, sweep_id)
     finally:
         opened.close()
-    _show_verdict(sweep_id, verdict, as_json)
+    show_verdict(sweep_id, verdict, as_json)
     raise typer.Exit(verdict.exit_code)
 
 
@@ -87,7 +70,8 @@ def stored_verdict(store: Store, sweep_id: str) -> Verdict:
     return verdict
 
 
-def _show_verdict(sweep_id: str, verdict: Verdict, as_json: bool) -> None:
+def show_verdict(sweep_id: str, verdict: Verdict, as_json: bool) -> None:
+    """Print a verdict in one line, or as JSON."""
     if as_json:
         say_json({"sweep": sweep_id, "outcome": verdict.outcome, "exit_code": verdict.exit_code,
                   "headline": verdict.headline, "next_step": verdict.next_step})  # fmt: skip
