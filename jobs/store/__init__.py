@@ -139,10 +139,12 @@ class Store:
         now = self._now()
         self._database.write(lambda c: records.write_record(c, attempt_id, fence, record, state, reason, now))
 
-    def finish_run(self, run_id: str, state: RunState = "exhausted", reason: str = "") -> None:
-        """End a run that has no attempt left, or none worth making."""
+    def finish_run(
+        self, run_id: str, state: RunState = "exhausted", reason: str = "", *, fence: int | None = None
+    ) -> None:
+        """End a run that has no attempt left, or none worth making; `fence` keeps out who lost the block."""
         now = self._now()
-        self._database.write(lambda c: claims.finish_run(c, run_id, state, reason, now))
+        self._database.write(lambda c: claims.finish_run(c, run_id, state, reason, fence, now))
 
     def pending(self, sweep_id: str) -> Pending:
         """How far a sweep is."""

@@ -158,11 +158,18 @@ def change(
     )
 
 
-def finish_run(connection: Connection, run_id: str, state: RunState, reason: str, now: datetime) -> None:
-    """End a run without a measurement. Raises Conflict while an attempt is under way or when the run is complete."""
+def finish_run(
+    connection: Connection, run_id: str, state: RunState, reason: str, fence: int | None, now: datetime
+) -> None:
+    """End a run without a measurement; with a fence, only while its block is held under it.
+
+    Raises Conflict while an attempt is under way or when the fence is old, IllegalMove when the run is complete.
+    """
     found = _run(connection, run_id)
     if found.state == state:
         return
+    if fence is not None:
+        _require_fence(connection, found.block_id, fence)
     live = attempt.c.state.in_(LIVE)
     running = connection.execute(select(attempt.c.id).where(attempt.c.run_id == run_id, live)).scalar()
     if running is not None:

@@ -45,13 +45,7 @@ def write_verdict(connection: Connection, sweep_id: str, document: Verdict, inpu
             "created_at": now,
         },
     )
-    fields = ("outcome", "cell", "arm", "message", "gate", "exit_code")
-    rows = [
-        {"verdict_id": verdict_id, "position": position, **{name: getattr(one, name) for name in fields}}
-        for position, one in enumerate(document.findings)
-    ]
-    if rows:
-        connection.execute(insert(finding), rows)
+    _write_findings(connection, verdict_id, document)
     said = f"{document.outcome}, exit {document.exit_code}"
     frm = row.state
     if frm == "open":
@@ -59,6 +53,16 @@ def write_verdict(connection: Connection, sweep_id: str, document: Verdict, inpu
         connection.execute(update(sweep).where(sweep.c.id == sweep_id).values(state="judged", judged_at=now))
     events.log(connection, sweep_id, sweep_id, "verdict", now, frm=frm, target="judged", message=said)
     return verdict_id
+
+
+def _write_findings(connection: Connection, verdict_id: str, document: Verdict) -> None:
+    fields = ("outcome", "cell", "arm", "message", "gate", "exit_code")
+    rows = [
+        {"verdict_id": verdict_id, "position": position, **{name: getattr(one, name) for name in fields}}
+        for position, one in enumerate(document.findings)
+    ]
+    if rows:
+        connection.execute(insert(finding), rows)
 
 
 def newest(connection: Connection, sweep_id: str) -> Verdict | None:

@@ -92,7 +92,7 @@ def test_the_migrations_make_what_the_tables_say(store_url: str) -> None:
     engine.dispose()
 
 
-def test_constraints_are_named_alike_in_both(store_url: str, tmp_path: Path) -> None:
+def test_field_65_every_constraint_has_a_name_alike_in_both(store_url: str, tmp_path: Path) -> None:
     """compare_metadata looks at no CHECK; a constraint without a name could never be dropped on SQLite."""
     migrate.upgrade(store_url)
     engine = create_engine(parse_url(store_url))
@@ -126,7 +126,7 @@ def test_check_constraints_say_the_same_in_both(tmp_path: Path) -> None:
     assert len(checks(made)) == 5
 
 
-def test_down_and_up_again(store_url: str) -> None:
+def test_field_65_down_and_up_again(store_url: str) -> None:
     migrate.upgrade(store_url)
     database = Database(store_url)
 
@@ -180,7 +180,7 @@ def test_sql_can_be_written_without_a_database() -> None:
 # ---- one line of scripts -----------------------------------------------------------------------------------------
 
 
-def test_there_is_one_head(tmp_path: Path) -> None:
+def test_field_65_two_heads_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     assert migrate.head()
     folder = scripts_with(tmp_path, r0002="pass", r0003="pass")
     with pytest.raises(StoreError, match="more than one head"):

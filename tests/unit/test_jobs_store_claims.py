@@ -222,6 +222,7 @@ def test_a_slow_worker_is_fenced_out(store: Store, clock: Clock) -> None:
         lambda: store.heartbeat(old.block_id, old.fence, LEASE_S),
         lambda: store.release_block(old.block_id, old.fence),
         lambda: store.open_attempt(old.runs[1].run_id, old.fence, "slow", CARD),
+        lambda: store.finish_run(old.runs[1].run_id, fence=old.fence),
     ):
         with pytest.raises((Conflict, IllegalMove)):
             late()

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Connection, update
 
 from jobs import migrate
 from jobs.errors import StoreError
@@ -131,6 +132,25 @@ def test_several_may_submit_the_same_at_once(store_url: str) -> None:
     assert len(set(made)) == 1
     assert len(store.sweeps()) == 1
     store.close()
+
+
+def test_field_70_a_server_that_hangs_up_is_called_again(store_url: str) -> None:
+    """The server ends the link in the middle of a change: the change is made, once."""
+    if store_url.startswith("sqlite"):
+        pytest.skip("SQLite has no link that could end")
+    store = Store.open(store_url, lambda: datetime.now(UTC))
+    sweep_id = store.submit(manifest(), "harness", "0.1")
+    pauses: list[float] = []
+    database = Database(store_url, sleep=pauses.append)
+
+    def rename(connection: Connection) -> None:
+        connection.execute(update(sweep).where(sweep.c.id == sweep_id).values(name="renamed"))
+        if not pauses:
+            connection.exec_driver_sql("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    database.write(rename)
+    assert len(pauses) == 1
+    assert store.sweep(sweep_id).name == "renamed"
 
 
 # ---- a locked SQLite ---------------------------------------------------------------------------------------------
