@@ -107,7 +107,7 @@ def _ref_remedy(repository: Path, ref: str) -> str:
     close = difflib.get_close_matches(ref, listed.split(), n=1)
     if close:
         return f"did you mean {close[0]!r}?"
-    return "fetch it first (git fetch, and --unshallow in a shallow clone), or check the spelling"
+    return "run git fetch first, with --unshallow in a shallow clone, or check the spelling"
 
 
 def _git(repository: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
