@@ -67,15 +67,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    for name in ("result_fd", "control_fd"):
+        _check_fd(name, getattr(arguments, name))
     if arguments.control_fd is not None:
         _end_with(arguments.control_fd)
     collected = Collected()
     emit: Emit = collected if arguments.result_fd is None else to_fd(arguments.result_fd)
     try:
         request = read_request(arguments.request) if arguments.request else _from_options(arguments)
-    except BadRequest as error:
+    except EngineError as error:
         if arguments.result_fd is not None:
-            emit({"type": "error", "code": 10, "kind": error.kind, "message": error.message, "remedy": error.remedy})
+            line = {"type": "error", "code": error.exit_code, "kind": error.kind}
+            emit({**line, "message": error.message, "remedy": error.remedy})
         raise
     code = execute(request, emit, time.perf_counter_ns)
     if arguments.result_fd is None:
@@ -148,6 +151,15 @@ def _whole(text: str) -> int | str:
         return int(text)
     except ValueError:
         return text
+
+
+def _check_fd(name: str, fd: int | None) -> None:
+    if fd is None:
+        return
+    try:
+        os.fstat(fd)
+    except (OSError, OverflowError) as error:
+        raise BadRequest(f"--{name.replace('_', '-')} {fd} is not open", "give a file descriptor to inherit") from error
 
 
 def _end_with(control_fd: int) -> None:

@@ -21,7 +21,10 @@ CONFIG_NAMES = frozenset(
 """Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
 
 Source = Literal["request", "default", "derived"]
-GRANULE_MINIMUM_BYTES = 4096
+GRANULES_BYTES = tuple(1 << power for power in range(12, 31))
+"""4 KiB to 1 GiB: what a simulated device's granule may be."""
+_SHARE = re.compile(r"(100(?:\.0{1,6})?|[0-9]{1,2}(?:\.[0-9]{1,6})?)%")
+_BUDGET_REMEDY = "give bytes above zero, or a share of W above 0% and up to 100%, such as 50%"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +72,18 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
         if name not in CONFIG_NAMES:
             raise BadRequest(f"unknown engine config {name!r}", _nearest(name, CONFIG_NAMES))
     made = EngineConfig(**config)
-    if isinstance(made.weight_budget, bool) or not isinstance(made.weight_budget, int | str | None):
-        raise BadRequest(f"weight_budget is {made.weight_budget!r}", "give bytes, or a share of W such as 50%")
     if isinstance(made.weight_budget, str):
         parse_share(made.weight_budget)
-    for name in ("weight_budget", "vram_limit", "granule", "prefill_chunk", "kv_capacity"):
+    elif made.weight_budget is not None and not _is_whole(made.weight_budget):
+        raise BadRequest(f"weight_budget is {made.weight_budget!r}", _BUDGET_REMEDY)
+    for name in ("vram_limit", "granule", "prefill_chunk", "kv_capacity"):
         value = getattr(made, name)
-        if isinstance(value, str) or (value is None and name != "prefill_chunk"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        if not _is_whole(value) and (value is not None or name == "prefill_chunk"):
             raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number above zero")
-    if made.granule is not None and (made.granule < GRANULE_MINIMUM_BYTES or made.granule & (made.granule - 1)):
+    if made.granule is not None and made.granule not in GRANULES_BYTES:
         raise BadRequest(
-            f"granule is {made.granule}", f"a granule is a power of two, {GRANULE_MINIMUM_BYTES} bytes or more"
+            f"granule is {made.granule}",
+            f"a granule is a power of two, {GRANULES_BYTES[0]} bytes to {GRANULES_BYTES[-1]} bytes",
         )
     if made.policy not in POLICIES:
         raise BadRequest(f"unknown policy {made.policy!r}", f"known policies: {', '.join(POLICIES)}")
@@ -95,10 +97,10 @@ def parse_share(text: str) -> float:
 
     Raises BadRequest for anything else.
     """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
-    share = float(match.group(1)) / 100 if match else -1.0
-    if not 0 < share <= 1:
-        raise BadRequest(f"weight_budget is {text!r}", "give bytes above zero, or a share of W above 0% and up to 100%")
+    match = _SHARE.fullmatch(text)
+    share = float(match.group(1)) / 100 if match else 0.0
+    if share == 0:
+        raise BadRequest(f"weight_budget is {text!r}", _BUDGET_REMEDY)
     return share
 
 
@@ -111,7 +113,7 @@ def parse_request(document: object) -> RunRequest:
         raise BadRequest("the request is not a JSON object", "see engine/schemas/run_request.json")
     body = dict(document)
     protocol = body.pop("protocol", None)
-    if protocol not in (PROTOCOL, PROTOCOL - 1):
+    if type(protocol) is not int or protocol not in (PROTOCOL, PROTOCOL - 1):
         raise BadRequest(f"request protocol {protocol!r} is not served", f"this engine speaks {PROTOCOL}")
     known = {f.name for f in fields(RunRequest)} - {"given"}
     for name in body:
@@ -127,6 +129,8 @@ def parse_request(document: object) -> RunRequest:
     if not isinstance(model, str) or not model:
         raise BadRequest(f"model is {model!r}", "give the model's folder")
     ids = body.pop("prompt_ids")
+    if not isinstance(ids, list):
+        raise BadRequest(f"prompt_ids is {ids!r}", "give a list of token ids")
     request = RunRequest(
         model=Path(model), prompt_ids=check_ids(ids), config=check(config), given=frozenset(config), **body
     )
@@ -164,6 +168,10 @@ def _check_scalars(request: RunRequest) -> None:
         raise BadRequest(f"unknown device {request.device!r}", f"known devices: {', '.join(DEVICES)}")
     if request.uuid is not None and not isinstance(request.uuid, str):
         raise BadRequest(f"uuid is {request.uuid!r}", "uuid is the card's UUID as text")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _nearest(name: str, known: frozenset[str] | set[str]) -> str:

@@ -169,8 +169,8 @@ def _generate(
     lines = []
     for index in range(total):
         emit({"type": "progress", "phase": "generation", "done": index, "of": total})
-        line = _one(request, clock, progress, setup.decoder, graph)
-        line |= {"type": "generation", "index": index, "warmup": index < request.warmups}
+        line: dict[str, Any] = {"type": "generation", "index": index, "warmup": index < request.warmups}
+        line |= _one(request, clock, progress, setup.decoder, graph)
         if index == 0:
             line["counters"]["load"] = {k: v for k, v in loaded.items() if v}
         emit(line)

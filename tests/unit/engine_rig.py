@@ -42,7 +42,7 @@ def build_tiny(into: Path) -> Path:
     return build("tiny", into / "tiny", cache_dir=into).folder
 
 
-def request(model: Path, **changes: Any) -> dict[str, Any]:
+def request(model: Path, /, **changes: Any) -> dict[str, Any]:
     """A request document for the tiny model's own prompt, with some keys changed."""
     return {"protocol": 1, "model": str(model), "prompt_ids": list(TINY_PROMPT), "tokens": 8, **changes}
 
@@ -87,7 +87,7 @@ class Outcome:
         return [e for e in self.result["equations"] if not e["holds"]]
 
 
-def run(model: Path, **changes: Any) -> Outcome:
+def run(model: Path, /, **changes: Any) -> Outcome:
     """Execute a request in this process, on a clock that ticks a microsecond a reading."""
     lines = Collected()
     now = iter(range(0, 1 << 62, 1000))
