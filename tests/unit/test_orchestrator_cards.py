@@ -104,6 +104,13 @@ def probe_on(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> NvmlProbe:
     return NvmlProbe(deadline_s=0.3)
 
 
+def test_every_faked_call_exists_in_the_real_library() -> None:
+    import pynvml
+
+    assert [name for name in vars(fake_nvml()) if not hasattr(pynvml, name)] == []
+    assert pynvml.NVML_ERROR_NOT_SUPPORTED == fake_nvml().NVML_ERROR_NOT_SUPPORTED
+
+
 def test_nvml_reads_every_field_and_keeps_none_for_untold_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = probe_on(monkeypatch)
     (card,) = probe.cards()
