@@ -83,7 +83,9 @@ _ROWS: tuple[Counter, ...] = (
     Counter("fallbacks", "count", "activity", "plan", "lower", "one-token steps that wanted a graph and ran eagerly"),
     Counter("invalidations", "count", "activity", "plan", "neutral", "graphs thrown away"),
     Counter("decode_steps", "count", "activity", "plan", "neutral", "one-token forward passes"),
-    Counter("graph_nodes", "count", "gauge", "device", "lower", "nodes of the live graphs"),
+    Counter("graph_nodes", "count", "gauge", "device", "neutral", "nodes of the live graphs"),
+    Counter("kernel_runs", "count", "activity", "device", "neutral", "kernels run, in a graph or outside"),
+    Counter("step_kernels", "count", "gauge", "device", "lower", "kernels run by the last one-token step"),
     Counter("eager_launches", "count", "activity", "device", "lower", "kernels launched outside a graph"),
     # device verbs
     Counter(

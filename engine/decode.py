@@ -116,6 +116,7 @@ class Decoder:
         after = self._device.tally.read()
         if plan.rows == 1:
             self._tally.add("decode_steps")
+            self._device.tally.set("step_kernels", int(after["kernel_runs"] - before.get("kernel_runs", 0)))
             self._tally.add("alloc_calls_steady", int(after["alloc_calls"] - before["alloc_calls"]))
         if replayed:
             self._tally.add("vmm_calls_steady", int(after.get("vmm_calls", 0) - before.get("vmm_calls", 0)))

@@ -66,7 +66,7 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"weight_offload_physical: {_pick(c, 'mapped_physical_bytes', 'physical_owned_bytes', 'peak_committed_bytes')} "
         f"{_pick(c, 'oversubscribed_bytes', 'ref_underflows')}",
         f"cuda_graph: {_pick(c, 'segments', 'seams', 'seam_nodes', 'warm_steps', 'captures', 'replays', 'fallbacks')}",
-        f"steady: {_pick(c, 'vmm_calls_steady', 'alloc_calls_steady', 'host_syncs', 'graph_nodes')}",
+        f"steady: {_pick(c, 'vmm_calls_steady', 'alloc_calls_steady', 'host_syncs', 'step_kernels', 'graph_nodes')}",
         f"kv: kv_bytes_per_token={f['kv_bytes_per_token']} {_pick(c, 'kv_committed_bytes')}",
         f"peak_rss_bytes: {result['peak_rss_bytes']}",
     ]

@@ -25,7 +25,7 @@ GATING: frozenset[str] = frozenset(
         "vmm_calls_steady",
         "alloc_calls_steady",
         "host_syncs",
-        "graph_nodes",
+        "step_kernels",
         "peak_committed_bytes",
         "peak_resident_bytes",
     }

@@ -232,6 +232,7 @@ class SimDevice:
         bound = self._bound.get(launch)
         if bound is None:
             bound = self._bound[launch] = self._resolve(launch)
+        self.tally.add("kernel_runs")
         for placed in bound.caches:
             self._range(placed.address, _kv_bytes(placed, bound.views), f"{launch.step.node}: cache of")
         tags: list[int] = []

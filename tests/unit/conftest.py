@@ -109,7 +109,7 @@ def _counters(
         "device_htod_bytes": htod,
         "evictions": evictions,
         "segments": 1,
-        "graph_nodes": 640,
+        "step_kernels": 640,
         "captures": steps // 32,
         "replays": steps - steps // 32,
         "host_syncs": steps,

@@ -313,7 +313,7 @@ def test_what_is_shown_to_a_person(tiny: Path, name: str) -> None:
         assert "config: policy=" in text and "source=default" in text
         assert "htod_bytes_per_token=" in text and "floor_bytes_per_token=" in text
     if name == "no capture":
-        assert "step_kernels=n/a" in text, "absent is not zero"
+        assert "graph_nodes=n/a" in text, "absent is not zero"
     if name == "resident":
         assert "ratio_to_floor=n/a" in text and "bypassed_share_by_bytes=n/a" in text
 

@@ -292,9 +292,9 @@ def test_a_null_arm_with_other_bytes_takes_base_down(documents: Any) -> None:
 
 
 def test_a_gating_metric_that_head_no_longer_records_is_missing(documents: Any) -> None:
-    verdict = verdict_of(documents.sweep(head=documents.stable_arm(changes={"graph_nodes": None})))
+    verdict = verdict_of(documents.sweep(head=documents.stable_arm(changes={"step_kernels": None})))
     assert (verdict.outcome, verdict.exit_code) == ("MISSING", 3)
-    assert exact(verdict, "graph_nodes").klass == "vanished"
+    assert exact(verdict, "step_kernels").klass == "vanished"
 
 
 def test_a_pair_without_any_gating_metric_proves_nothing(documents: Any) -> None:
@@ -356,7 +356,7 @@ def test_missing_evidence_blocks_wherever_any_gate_blocks(documents: Any) -> Non
 
 def test_findings_come_worst_first(documents: Any) -> None:
     head = documents.arm(
-        ids=lambda _r, _g: flip(documents.IDS, 7), changes={"segments": 5, "graph_nodes": 700}, counters=documents.lru
+        ids=lambda _r, _g: flip(documents.IDS, 7), changes={"segments": 5, "step_kernels": 700}, counters=documents.lru
     )
     verdict = verdict_of(documents.sweep(head=head, null=documents.arm(changes={"host_syncs": 97})))
     assert [finding.outcome for finding in verdict.findings] == [

@@ -223,10 +223,10 @@ def test_a_negative_id_is_no_token(documents: Any) -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1, 0.5])
 def test_field_20_a_figure_that_cannot_be_rejects_the_record(documents: Any, value: float) -> None:
-    verdict = verdict_of(documents.sweep(head=documents.stable_arm(changes={"graph_nodes": value})))
+    verdict = verdict_of(documents.sweep(head=documents.stable_arm(changes={"step_kernels": value})))
     assert verdict.exit_code == 1
     assert "BROKEN_INVARIANT" in {finding.outcome for finding in verdict.findings}
-    assert any("graph_nodes is" in finding.message for finding in verdict.findings)
+    assert any("step_kernels is" in finding.message for finding in verdict.findings)
 
 
 @pytest.mark.parametrize(
