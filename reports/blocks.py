@@ -1,7 +1,7 @@
 """What a report is made of: typed pieces that each form renders in its own way.
 
 Inline pieces carry words and no markup: escaping belongs to the renderers alone. `Name` is user text shown as code;
-`Text` is prose that may quote user text; `Link` targets are ours, never a user's.
+`Text` is prose that may quote user text.
 """
 
 from __future__ import annotations
@@ -50,15 +50,7 @@ class State:
     tone: Tone
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """A link of our own making, to an absolute address."""
-
-    text: str
-    href: str
-
-
-Inline = Text | Strong | Name | CellRef | State | Link
+Inline = Text | Strong | Name | CellRef | State
 Inlines = tuple[Inline, ...]
 
 
@@ -179,7 +171,6 @@ class Section:
     anchor: str
     title: str
     summary: Inlines
-    unusual: bool
     shown: tuple[Block, ...] = ()
     folded: tuple[Details, ...] = ()
     minor: bool = False

@@ -34,7 +34,7 @@ def sections(verdict: Verdict, doc: JudgeInput, cell: str) -> tuple[Section, ...
     found = next((item for item in doc.cells if item.plan.cell == cell), None)
     if found is None:
         note = Paragraph(words(f"The input of sweep {verdict.sweep} does not hold this cell."), "warn")
-        return (Section("runs", "Runs", words("No runs."), unusual=True, shown=(note,)),)
+        return (Section("runs", "Runs", words("No runs."), shown=(note,)),)
     return evidence.sections(doc, found, None)
 
 

@@ -15,7 +15,6 @@ from reports.blocks import (
     Inline,
     Inlines,
     KeyValue,
-    Link,
     Listing,
     Name,
     Paragraph,
@@ -87,8 +86,6 @@ def _inline(piece: Inline, in_table: bool) -> str:
             return markdown_code(piece.cell, in_table=in_table)
         case State():
             return f"{SIGNS[piece.tone]} **{markdown_text(piece.word, in_table=in_table)}**"
-        case Link():
-            return f"[{markdown_text(piece.text, in_table=in_table)}](<{piece.href}>)"
 
 
 def _side_by_side(parts: Iterable[str]) -> str:
@@ -139,5 +136,3 @@ def _inline_html(piece: Inline) -> str:
             return html_code(piece.cell)
         case State():
             return f"{SIGNS[piece.tone]} <b>{html_text(piece.word)}</b>"
-        case Link():
-            return html_text(piece.text)

@@ -16,7 +16,6 @@ from reports.blocks import (
     Inline,
     Inlines,
     KeyValue,
-    Link,
     Listing,
     Name,
     Paragraph,
@@ -101,8 +100,6 @@ def _inline(piece: Inline) -> str:
             return clip(visible(piece.cell), NAME_LIMIT)
         case State():
             return visible(piece.word)
-        case Link():
-            return f"{visible(piece.text)} ({piece.href})"
 
 
 def _table(table: Table) -> str:

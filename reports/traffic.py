@@ -76,7 +76,7 @@ def build(arm: ArmView) -> Traffic:
     return Traffic(
         arm=arm.arm,
         role=arm.role,
-        config=", ".join(f"{name}={_word(value)}" for name, value in sorted(arm.config.items())),
+        config=", ".join(f"{name}={setting(value)}" for name, value in sorted(arm.config.items())),
         figures=figures,
         weight_bytes=fact(arm, "weight_bytes"),
         budget_bytes=fact(arm, "budget_bytes"),
@@ -131,6 +131,13 @@ def spans(amounts: list[int | float], whole: int | float) -> list[tuple[int, int
     return [(left, right - left) for left, right in itertools.pairwise(edges)]
 
 
+def setting(value: str | int | float | bool | None) -> str:
+    """A configured value as a command line writes it."""
+    if value is None:
+        return "none"
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
 def _parts(arm: ArmView, column: int) -> tuple[tuple[Part, ...], str]:
     amounts: list[int | float] = []
     for row in PARTS:
@@ -150,9 +157,3 @@ def _parts(arm: ArmView, column: int) -> tuple[tuple[Part, ...], str]:
         for row, amount, (start, width) in zip(PARTS, amounts, cuts, strict=True)
         if amount
     ), ""
-
-
-def _word(value: str | int | float | bool | None) -> str:
-    if value is None:
-        return "none"
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from jobs.model import Missing
 from jobs.verdict import ArmView, CellVerdict, Verdict
 from reports import divergence, ranking, traffic
 from reports.blocks import Tone
@@ -138,12 +137,6 @@ def build_cell(cell: CellVerdict) -> CellView:
 def is_simulated(arm: ArmView) -> bool:
     """Whether an arm ran on a simulated card, whose uuid says so."""
     return arm.uuid.startswith("SIM-") or arm.card.startswith("sim")
-
-
-def seams_of(arm: ArmView) -> str:
-    """Seams of an arm's decode step, from its gauge; the listed plan steps where the gauge is missing."""
-    value = traffic.reading(arm, "seams")
-    return f"{len(arm.seams)} listed" if isinstance(value, Missing) else str(value)
 
 
 def _severity(cell: CellVerdict) -> tuple[int, int]:

@@ -15,4 +15,4 @@ def build(view: SweepView, scope: Scope) -> Section:
     fold = Details(
         words(f"What this cannot catch: {plural(len(spots), 'limit')} of this measurement"), (listing,), open=True
     )
-    return Section("blind", "What this cannot catch", (), unusual=False, folded=(fold,), minor=True)
+    return Section("blind", "What this cannot catch", (), folded=(fold,), minor=True)

@@ -13,6 +13,7 @@ _ROWS = (
     ("seams", "Seams between them"),
     ("seam_nodes", "Plan steps inside seams"),
     ("graph_nodes", "Nodes of the live graphs"),
+    ("step_kernels", "Kernels of a one-token step"),
     ("captures", "Steps that recorded"),
     ("replays", "Steps that replayed"),
     ("fallbacks", "Steps that fell back to eager"),
@@ -35,7 +36,7 @@ def build(view: SweepView, scope: Scope) -> Section:
             prefix = () if scope.is_single else (CellRef(cell.name), *words(": "))
             folded.append(Details(words(*prefix, "capture counters and seams by cause"), tuple(tables)))
     summary = _summary(scope, len(unusual))
-    return Section("capture", "Capture", summary, bool(unusual), tuple(shown), tuple(folded))
+    return Section("capture", "Capture", summary, tuple(shown), tuple(folded))
 
 
 def _summary(scope: Scope, unusual: int) -> Inlines:

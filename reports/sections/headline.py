@@ -9,6 +9,7 @@ from reports.blocks import (
     CellRef,
     Column,
     Details,
+    Inline,
     Inlines,
     Name,
     Paragraph,
@@ -16,23 +17,27 @@ from reports.blocks import (
     State,
     Strong,
     Table,
+    Text,
+    joined,
     words,
 )
 from reports.format import integer, plural
 from reports.ranking import Ranked
+from reports.traffic import setting
 from reports.view import Scope, SweepView
 from reports.wording import OUTCOMES, outcome
 
 
 def build(view: SweepView, scope: Scope) -> Section:
     """Findings with their remedies first, then the rows that moved, worst first."""
-    blocks: list[Block] = [*_findings(view, scope), *_rows(view, scope)]
-    if not blocks:
+    telling = [*_findings(view, scope), *_rows(view, scope)]
+    blocks: list[Block] = [*_arms(view), *telling]
+    if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
     folded = _better(view, scope)
     if len(view.verdict.cells) > 1:
         folded = (*folded, Details(words("Cells, worst first"), (_cells(view, scope),), open=True))
-    return Section("worst", "Worst rows first", (), unusual=True, shown=tuple(blocks), folded=folded)
+    return Section("worst", "Worst rows first", (), shown=tuple(blocks), folded=folded)
 
 
 def counts(view: SweepView) -> Inlines:
@@ -65,6 +70,21 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
         for finding in shown
     )
     return [Table("Findings", columns, rows, more=len(findings) - len(shown))]
+
+
+def _arms(view: SweepView) -> list[Block]:
+    """What was compared: each arm's source and the settings in which the arms differ."""
+    if not view.cells:
+        return []
+    arms = view.cells[0].arms
+    names = sorted({name for arm in arms for name in arm.config})
+    varying = [name for name in names if len({str(arm.config.get(name)) for arm in arms}) > 1]
+    said: list[Inline] = []
+    for arm in arms:
+        settings = [Name(f"{name}={setting(arm.config.get(name))}") for name in varying]
+        said += [Text("; " if said else "Compared: "), Strong(arm.arm), Text(" is "), Name(arm.commit or arm.source)]
+        said += [Text(" with "), *joined(settings)] if settings else []
+    return [Paragraph((*said, Text(".")))]
 
 
 def _is_said(view: SweepView) -> bool:

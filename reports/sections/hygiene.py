@@ -28,7 +28,7 @@ def build(view: SweepView, scope: Scope) -> Section:
         if arms
         else ()
     )
-    return Section("hygiene", "Hygiene", _summary(arms, mine), bool(unclear or mine), tuple(shown), folded)
+    return Section("hygiene", "Hygiene", _summary(arms, mine), tuple(shown), folded)
 
 
 def _summary(arms: list[tuple[CellView, ArmView]], aside: tuple[SetAside, ...]) -> Inlines:

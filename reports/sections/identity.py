@@ -35,7 +35,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     folded = [_listed("more difference", unequal[_WINDOWS:], scope)] if len(unequal) > _WINDOWS else []
     folded += [_listed("equal comparison", equal, scope)] if equal else []
     summary = _summary([item for _, item in pairs], scope)
-    return Section("identity", "Token identity", summary, bool(unequal) or not equal, tuple(shown), tuple(folded))
+    return Section("identity", "Token identity", summary, tuple(shown), tuple(folded))
 
 
 def _summary(items: list[Comparison], scope: Scope) -> Inlines:

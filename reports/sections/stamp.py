@@ -47,7 +47,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     )
     blocks = (KeyValue(tuple(pairs)), Verbatim(commands(view, scope), "commands"))
     fold = Details(words("Stamp: revisions, digests, runs, and the commands that lead back to them"), blocks, open=True)
-    return Section("stamp", "Stamp", summary, unusual=False, folded=(fold,), minor=True)
+    return Section("stamp", "Stamp", summary, folded=(fold,), minor=True)
 
 
 def commands(view: SweepView, scope: Scope) -> tuple[str, ...]:

@@ -28,9 +28,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     elif table is not None:
         folded.append(Details(words(f"{plural(len(rows), 'time row')}"), (table,)))
     action = view.verdict.gate.get("time", "advise")
-    return Section(
-        "time", "Time", _summary(rows, simulated, action), bool(telling) and not simulated, tuple(shown), tuple(folded)
-    )
+    return Section("time", "Time", _summary(rows, simulated, action), tuple(shown), tuple(folded))
 
 
 def _summary(rows: list[tuple[CellView, TimeRow]], simulated: bool, action: str) -> Inlines:

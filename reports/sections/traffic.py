@@ -20,7 +20,7 @@ from reports.blocks import (
     Table,
     words,
 )
-from reports.format import UNIT_NOTE, Value, bytes_decimal, change, exact, integer, percent, plural, show
+from reports.format import UNIT_NOTE, Value, bytes_binary, bytes_decimal, change, exact, integer, percent, plural, show
 from reports.traffic import METRICS, PARTS, Part, Traffic, shown_unit
 from reports.view import CellView, Scope, SweepView
 from reports.wording import METRICS as CLASSES
@@ -58,7 +58,7 @@ def build(view: SweepView, scope: Scope) -> Section:
         for cell in scope.cells:
             parts = (_figures(cell), *_attribution(cell), *_bars(cell), *_folds(cell, scope))
             folded.append(Details(words("Bytes of ", CellRef(cell.name)), parts))
-    return Section("bytes", "Bytes", _summary(scope), _worse(scope) > 0, tuple(shown), tuple(folded))
+    return Section("bytes", "Bytes", _summary(scope), tuple(shown), tuple(folded))
 
 
 def _summary(scope: Scope) -> Inlines:
@@ -195,7 +195,7 @@ def _sizes(cell: CellView) -> Table:
     rows = tuple(
         (
             words(label),
-            *(words(exact(getattr(arm, name), "bytes")) for arm in cell.traffic),
+            *(words(_whole(getattr(arm, name))) for arm in cell.traffic),
         )
         for name, label in (
             ("weight_bytes", "All weights (W)"),
@@ -247,6 +247,15 @@ def _counters(rows: tuple[MetricRow, ...], scope: Scope) -> Table:
 
 def _title(arm: Traffic) -> str:
     return f"{arm.arm} ({arm.config})" if arm.config else arm.arm
+
+
+def _whole(value: Value) -> str:
+    """Every digit of a size, and its binary unit, in which cards and granules are sized."""
+    return (
+        f"{exact(value, 'bytes')} ({bytes_binary(value)})"
+        if isinstance(value, int) and value >= 1024
+        else show(value, "bytes")
+    )
 
 
 def _size(value: Value) -> str:

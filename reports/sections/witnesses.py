@@ -34,10 +34,7 @@ def build(view: SweepView, scope: Scope) -> Section:
         table = _invariants("Invariants that hold", good, scope)
         folded.append(Details(words(f"{plural(len(good), 'invariant')} that hold"), (table,)))
     summary = _summary(witnesses, invariants, len(unmet), len(broken))
-    unusual = bool(unmet or broken or not witnesses)
-    return Section(
-        "witnesses", "Did the path run, and do the counters agree", summary, unusual, tuple(shown), tuple(folded)
-    )
+    return Section("witnesses", "Did the path run, and do the counters agree", summary, tuple(shown), tuple(folded))
 
 
 def _summary(

@@ -104,6 +104,7 @@ def arm(name: str, role: str, policy: str, htod: int, bypass_bytes: int, bypass:
         "fallbacks": 0,
         "invalidations": 0,
         "graph_nodes": 412,
+        "step_kernels": 412,
     }
     facts: dict[str, int | float | str] = {
         "weight_bytes": WEIGHTS,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import SpecError
-from reports import evidence
+from reports.evidence.runs import rerun_command
 from reports.explain import explain
 from reports.redact import HIDDEN, redact
 from reports.render import write_html
@@ -79,7 +79,7 @@ def test_an_ambiguous_part_lists_the_candidates() -> None:
 
 def test_the_rerun_command_survives_a_shell() -> None:
     doc = samples.judge_input()
-    command = evidence.rerun_command(doc.manifest.arms[1], doc.cells[0])
+    command = rerun_command(doc.manifest.arms[1], doc.cells[0])
     words = shlex.split(command)
     assert words[:6] == ["env", "PYTHONPATH=/tmp/some tree", "python", "-P", "-m", "engine"]
     assert words[words.index("--model") + 1] == "/models/smollm2; rm -rf x"

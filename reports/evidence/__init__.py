@@ -1,0 +1,26 @@
+"""What stands behind one cell: runs in order, readings, samples, tokens, certificates, host, log, command."""
+
+from __future__ import annotations
+
+from jobs.model import CellInput, JudgeInput
+from reports.blocks import Section
+from reports.evidence import readings, runs, surroundings, tokens
+from reports.units import unit_of
+
+
+def sections(doc: JudgeInput, cell: CellInput, metric: str | None) -> tuple[Section, ...]:
+    """The evidence of one cell, section by section. Raises SpecError when `metric` is given and no run has it."""
+    measured = runs.measured(cell)
+    if metric is not None:
+        timed = (readings.samples(measured),) if unit_of(metric).startswith(("ms", "ns", "tokens/s")) else ()
+        return (runs.build(cell), readings.build(measured, metric), *timed, runs.reruns(doc, cell))
+    return (
+        runs.build(cell),
+        readings.build(measured, None),
+        readings.samples(measured),
+        tokens.build(measured),
+        surroundings.certificates(measured),
+        surroundings.hosts(measured),
+        surroundings.logs(measured),
+        runs.reruns(doc, cell),
+    )

@@ -1,0 +1,112 @@
+"""The runs of a cell in the order they ran, their attempts, and the commands that run them again."""
+
+from __future__ import annotations
+
+import shlex
+
+from jobs.model import ArmPlan, CellInput, JudgeInput, RunFact, RunRecord
+from reports.blocks import Block, Column, Inlines, Name, Section, State, Table, Verbatim, words
+from reports.format import integer, plural
+from reports.traffic import setting
+
+Measured = tuple[RunFact, RunRecord]
+
+
+def measured(cell: CellInput) -> list[Measured]:
+    """The runs that measured something, in the order they ran."""
+    return [(run, run.record) for run in _ordered(cell) if run.record is not None]
+
+
+def label(run: RunFact) -> str:
+    """A run's short name: its arm, block and place in the block."""
+    return f"{run.arm} {run.block}.{run.position}"
+
+
+def build(cell: CellInput) -> Section:
+    """Every run of the cell, and every attempt that does not count."""
+    runs = _ordered(cell)
+    columns = (
+        Column("Block", "right"),
+        Column("Place", "right"),
+        Column("Arm"),
+        Column("Run"),
+        Column("State"),
+        Column("Attempts"),
+        Column("Exit", "right"),
+        Column("Started"),
+        Column("Ended"),
+    )
+    table = Table("Runs in the order they ran", columns, tuple(_run_row(run) for run in runs))
+    aside = [
+        (
+            words(Name(run.run_id)),
+            words(str(attempt.number)),
+            words(attempt.state),
+            words(attempt.reason or "no reason recorded"),
+        )
+        for run in runs
+        for attempt in run.attempts
+        if attempt.state != "measured"
+    ]
+    blocks: list[Block] = [table]
+    if aside:
+        head = (Column("Run"), Column("Attempt", "right"), Column("State"), Column("Why"))
+        blocks.append(Table("Attempts that do not count", head, tuple(aside)))
+    complete = sum(run.state == "complete" for run in runs)
+    order = " ".join(run.arm for run in runs)
+    summary = words(f"{integer(complete)} of {plural(len(runs), 'run')} complete; order of arms: {order}.")
+    return Section("runs", "Runs", summary, tuple(blocks))
+
+
+def reruns(doc: JudgeInput, cell: CellInput) -> Section:
+    """A command for each arm."""
+    arms = [arm for arm in doc.manifest.arms if arm.name in cell.plan.arms]
+    lines = tuple(f"{rerun_command(arm, cell)}  # {arm.name}" for arm in arms)
+    return Section("rerun", "Run it again", words("One run of each arm, by hand."), (Verbatim(lines, "commands"),))
+
+
+def rerun_command(arm: ArmPlan, cell: CellInput) -> str:
+    """The shell command that runs one arm of a cell by hand, every value quoted."""
+    plan, settings = cell.plan, cell.plan.settings
+    config = {**plan.config, **arm.config}
+    ids = " ".join(map(str, plan.prompt_ids))
+    words_ = ["assay", "engine", "run"]
+    if arm.python_path is not None:
+        words_ = ["env", f"PYTHONPATH={arm.python_path}", "python", "-P", "-m", "engine", "run"]
+    words_ += ["--model", plan.model_path, "--prompt-ids", ids, "--tokens", str(settings.tokens)]
+    words_ += [
+        "--generations",
+        str(settings.generations),
+        "--warmups",
+        str(settings.warmups),
+        "--device",
+        settings.device,
+    ]
+    words_ += ["--ignore-eos"] if settings.ignore_eos else []
+    for name, value in sorted(config.items()):
+        if value is None:
+            continue
+        words_ += [f"--{name.replace('_', '-')}", setting(value)]
+    return " ".join(shlex.quote(word) for word in words_)
+
+
+def _ordered(cell: CellInput) -> list[RunFact]:
+    return sorted(cell.runs, key=lambda run: (run.block, run.position))
+
+
+def _run_row(run: RunFact) -> tuple[Inlines, ...]:
+    record = run.record
+    state = (
+        State("retracted", "bad") if run.retracted else State(run.state, "good" if run.state == "complete" else "warn")
+    )
+    return (
+        words(str(run.block)),
+        words(str(run.position)),
+        words(run.arm),
+        words(Name(run.run_id)),
+        words(state, f" ({run.retracted})" if run.retracted else ""),
+        words(", ".join(f"{attempt.number} {attempt.state}" for attempt in run.attempts) or "none"),
+        words("none" if record is None or record.exit_code is None else str(record.exit_code)),
+        words("" if record is None else record.started_at),
+        words("" if record is None else record.ended_at),
+    )

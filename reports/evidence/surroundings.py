@@ -1,0 +1,136 @@
+"""What stood around each run: certificates of the card, host, build, effective configuration and the log's end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jobs.model import Certificate
+from reports.blocks import (
+    Block,
+    Column,
+    Details,
+    Inlines,
+    KeyValue,
+    Name,
+    Paragraph,
+    Section,
+    State,
+    Table,
+    Verbatim,
+    words,
+)
+from reports.evidence.runs import Measured, label
+from reports.format import NOT_RECORDED, bytes_decimal, integer, number, plural
+from reports.redact import redact
+from reports.wording import CERTIFICATES
+
+_LOG_LINES: Final = 40
+
+
+def certificates(measured: list[Measured]) -> Section:
+    """One row a run, and behind a fold what was read before, during and after it."""
+    columns = (
+        Column("Run"),
+        Column("Verdict"),
+        Column("Grade"),
+        Column("Card"),
+        Column("UUID"),
+        Column("Driver"),
+        Column("Samples", "right"),
+        Column("Reasons"),
+    )
+    table = Table(
+        "Certificates by run", columns, tuple(_certificate_row(label(run), item.certificate) for run, item in measured)
+    )
+    folded = tuple(
+        Details(words(f"{label(run)}: before, during, after"), (_probes(item.certificate),))
+        for run, item in measured
+        if item.certificate is not None
+    )
+    summary = words("What the card and the host said around each run.")
+    return Section("certificates", "Certificates", summary, (table,) if measured else (), folded)
+
+
+def hosts(measured: list[Measured]) -> Section:
+    """Device, engine, digests and every effective setting with its source, a fold a run."""
+    folded = []
+    for run, record in measured:
+        pairs = [
+            ("device", words(_json(record.device))),
+            (
+                "engine",
+                words(
+                    Name(record.module_path or "unknown path"), " digest ", Name(record.engine_digest[:12] or "none")
+                ),
+            ),
+            ("model digest", words(Name(record.model_digest[:12] or "none"))),
+            (
+                "peak host memory",
+                words(NOT_RECORDED if record.peak_rss_bytes is None else bytes_decimal(record.peak_rss_bytes)),
+            ),
+        ]
+        pairs += [(name, words(_config(value))) for name, value in sorted(record.effective_config.items())]
+        folded.append(
+            Details(
+                words(f"{label(run)}: device, engine and effective configuration"),
+                (KeyValue(tuple(pairs)),),
+            )
+        )
+    return Section("host", "Host and configuration", words(f"{plural(len(measured), 'run')}."), (), tuple(folded))
+
+
+def logs(measured: list[Measured]) -> Section:
+    """How runs ended that failed, and the last lines that each printed, secrets taken out."""
+    blocks: list[Block] = []
+    for run, record in measured:
+        if record.error:
+            blocks.append(Paragraph(words(f"{label(run)} ended with: {redact(record.error)}"), "warn"))
+    folded = tuple(
+        Details(
+            words(f"{label(run)}: last lines"),
+            (Verbatim(tuple(redact(record.log_tail).splitlines()[-_LOG_LINES:]), "log tail"),),
+        )
+        for run, record in measured
+        if record.log_tail.strip()
+    )
+    count = plural(len(folded), "run") if folded else "No run"
+    return Section("logs", "Logs", words(f"{count} printed anything; secrets are taken out."), tuple(blocks), folded)
+
+
+def _certificate_row(name: str, proof: Certificate | None) -> tuple[Inlines, ...]:
+    if proof is None:
+        return (words(name), words(State("none", "warn")), *(words("") for _ in range(6)))
+    return (
+        words(name),
+        words(State(proof.verdict, CERTIFICATES[proof.verdict])),
+        words(proof.grade),
+        words(Name(proof.card)),
+        words(Name(proof.uuid)),
+        words(proof.driver),
+        words(integer(proof.samples)),
+        words("; ".join(proof.reasons) or "none"),
+    )
+
+
+def _probes(proof: Certificate) -> KeyValue:
+    facts = (("before", proof.before), ("during", proof.during), ("after", proof.after))
+    spans = tuple(
+        (
+            f"{number(item.start_s)} s to {number(item.end_s)} s",
+            words(item.what if item.pid is None else f"{item.what}, pid {item.pid}"),
+        )
+        for item in proof.intervals
+    )
+    return KeyValue((*((when, words(_json(values))) for when, values in facts), *spans))
+
+
+def _config(value: Any) -> str:
+    if isinstance(value, Mapping) and "value" in value:
+        return redact(f"{_json(value['value'])} (from {value.get('source', 'unknown')})")
+    return _json(value)
+
+
+def _json(value: Any) -> str:
+    return redact(json.dumps(value, sort_keys=True, default=str, ensure_ascii=False))
