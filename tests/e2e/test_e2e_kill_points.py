@@ -77,6 +77,7 @@ class Site:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            start_new_session=True,
         )
         self.started.append(process)
         return process
@@ -242,9 +243,13 @@ def test_a_killed_ray_node_ends_the_run_with_a_way_on(site: Site) -> None:
 )
 @pytest.mark.timeout(240)
 def test_an_interrupt_ends_every_child_and_says_how_to_go_on(site: Site, number: int, code: int) -> None:
+    """Ctrl-C as a terminal sends it, to the whole foreground group; SIGTERM as a service manager does."""
     run = site.assay("run", "sweep.yaml")
     wait_for("a child", lambda: len(site.children()) == 2)
-    run.send_signal(number)
+    if number == signal.SIGINT:
+        os.killpg(run.pid, number)
+    else:
+        run.send_signal(number)
     begin_s = time.monotonic()
     text = output(run)
     assert time.monotonic() - begin_s < 20
