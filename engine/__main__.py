@@ -19,15 +19,23 @@ from engine.run import execute
 from engine.show import show
 from engine.tokens import Tokens
 
+ABANDONED = 143
+"""Exit code of a run whose parent or reader went away; as a process that was told to end."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; the exit code. Expected errors are one line on stderr."""
     try:
         arguments = _parser().parse_args(argv)
         code: int = arguments.command(arguments)
+        sys.stdout.flush()
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter fails to flush at exit
+        print("error: whoever read this run's output is gone", file=sys.stderr)
+        return ABANDONED
     return code
 
 
@@ -168,7 +176,7 @@ def _end_with(control_fd: int) -> None:
     def wait() -> None:
         while os.read(control_fd, 1):
             pass
-        os._exit(143)
+        os._exit(ABANDONED)
 
     threading.Thread(target=wait, daemon=True, name="control").start()
 

@@ -27,7 +27,9 @@ def _norm(x: Array, gamma: Array, eps: float, y: Array) -> None:
     out = y.reshape(-1, y.shape[-1])
     for r in range(wide.shape[0]):
         row = wide[r]
-        scale = np.float32(1) / np.sqrt(np.dot(row, row) / np.float32(row.size) + np.float32(eps))
+        mean = np.dot(row, row) / np.float32(row.size)
+        # Squares that overflow would give zeros, and zeros give logits that look like numbers: let it show.
+        scale = np.float32(1) / np.sqrt(mean + np.float32(eps)) if np.isfinite(mean) else np.float32(np.nan)
         out[r] = row * scale * g
 
 

@@ -189,6 +189,14 @@ def test_norms(seed: int, width: int, eps: float, dtype: str, bias: bool, small:
     assert alone["y"].tobytes() == arrays["y"].tobytes(), "both norms are one"
 
 
+def test_field_36_squares_that_overflow_give_no_zeros() -> None:
+    """1e30 is a number, its square is none in float32; a norm of zeros would go on to a token as if all were well."""
+    x, y = np.full((1, 1, 8), 1e30, np.float32), np.zeros((1, 1, 8), np.float32)
+    with np.errstate(over="ignore"):
+        launch("rms_norm", {"x": x, "gamma": np.ones(8, np.float32), "y": y}, eps=1e-5)
+    assert np.isnan(y).all()
+
+
 def test_element_wise() -> None:
     x = np.array([[-200.0, -1.0, 0.0, 2.0, 100.0]], np.float32)
     for name, other, expected in (
