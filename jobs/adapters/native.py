@@ -78,8 +78,7 @@ class NativeAdapter:
         except OSError as exc:
             return RunResult("failed", None, f"the engine could not be started: {exc}", retry=True)
         stream = Stream.of(end)
-        fault = verify(order, tree, stream) or stream.fault
-        kind, reason, retry = _outcome(end, stream, fault)
+        kind, reason, retry = _outcome(end, stream, verify(order, tree, stream))
         record = record_of(order, end, stream, digest, started, place.utc_now(), None if kind == "measured" else reason)
         return _result(kind, record, reason, retry, end)
 
@@ -115,15 +114,14 @@ def verify(order: RunOrder, tree: Path, stream: Stream) -> str | None:
     hello = stream.hello
     if hello is None:
         return None  # its end says why it never spoke
-    if hello.get("protocol") not in PROTOCOLS:
-        return f"child speaks protocol {hello.get('protocol')!r}, served are {PROTOCOLS}"
-    module = Path(str(hello.get("module_path", ""))).resolve()
+    if hello.protocol not in PROTOCOLS:
+        return f"child speaks protocol {hello.protocol}, served are {PROTOCOLS}"
+    module = Path(hello.module_path).resolve()
     if not module.is_relative_to(tree.resolve() / "engine"):
         return f"engine was imported from {module}, not from {tree}/engine"
-    uuid = (hello.get("device") or {}).get("uuid")
-    if uuid != order.card_uuid:
-        return f"child ran on card {uuid}, expected {order.card_uuid}"
-    model = (hello.get("model") or {}).get("digest")
+    if hello.device.uuid != order.card_uuid:
+        return f"child ran on card {hello.device.uuid}, expected {order.card_uuid}"
+    model = hello.model.digest
     if model is not None and order.cell.model_digest and model != order.cell.model_digest:
         return f"child read model {model[:12]}, expected {order.cell.model_digest[:12]}"
     return None
@@ -140,21 +138,22 @@ def _child_order(python: str, order: RunOrder, place: RunPlace, request: Path) -
     )
 
 
-def _outcome(end: ChildEnd, stream: Stream, fault: str | None) -> tuple[str, str, bool]:
+def _outcome(end: ChildEnd, stream: Stream, lie: str | None) -> tuple[str, str, bool]:
     """(measured or a failure's kind, reason, whether to try again)."""
     if end.stopped:
         return "cancelled", "stopped by the user", False
     if end.timed_out:
         return "timeout", f"timeout: no end within {end.wall_s:.0f} s", True
-    if fault:
-        return "provenance", f"provenance: {fault}", False
+    if lie:
+        return "provenance", f"provenance: {lie}", False
     if stream.error is not None:
-        kind = str(stream.error.get("kind") or _KINDS.get(int(stream.error.get("code", 1)), "error"))
-        words = str(stream.error.get("message", ""))
-        remedy = str(stream.error.get("remedy", ""))
-        return kind, f"{kind}: {words}" + (f" ({remedy})" if remedy else ""), kind in _RETRIED_KINDS
+        kind, remedy = stream.error.kind, stream.error.remedy
+        words = f"{kind}: {stream.error.message}" + (f" ({remedy})" if remedy else "")
+        return kind, words, kind in _RETRIED_KINDS
     if end.signal is not None:
         return "crash", f"crash: ended by signal {end.signal}", True
+    if stream.fault:
+        return "protocol", f"protocol: {stream.fault}", False
     if end.exit_code == 0 and stream.result is not None:
         return "measured", "", False
     kind = _KINDS.get(end.exit_code or 0, "crash")

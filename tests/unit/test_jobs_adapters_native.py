@@ -185,9 +185,20 @@ def test_a_missing_tree_is_a_failure_with_its_path(tmp_path: Path, tree: Path) -
     assert str(tree) in done.reason
 
 
-@pytest.mark.parametrize("text", ["not json", '{"type": "generation", "index": "x"}', '{"type": "result", "x": NaN}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "not json",
+        '{"type": "generation", "index": "x"}',
+        '{"type": "result", "x": NaN}',
+        '{"type": "result", "counters": {"page_ins": "many"}}',
+        '{"type": "hello", "protocol": 1}',
+        '{"type": "error", "code": 14}',
+    ],
+)
 def test_a_malformed_stream_is_a_failure_that_names_the_line(tmp_path: Path, tree: Path, text: str) -> None:
     done = run(tmp_path, order_for(tree, spoil=text))
     assert done.end == "failed"
     assert done.record is not None
-    assert "not a JSON line" in done.reason or "generation" in done.reason
+    assert done.reason.startswith("protocol: ")
+    assert "not a JSON line" in done.reason or "not understood" in done.reason
