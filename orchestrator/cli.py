@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib import import_module
 from typing import cast
 
@@ -79,6 +80,9 @@ def call(arguments: list[str]) -> int:
         return _fail(str(exc), exc.exit_code)
     except (ProbeError, HostLost, OSError) as exc:
         return _fail(str(exc), HOST_FAULT)
+    except Exception:  # noqa: BLE001 - the process edge: Python's own exit code 1 would read as a regression
+        traceback.print_exc()
+        return _fail("this is a bug in assay; nothing is known about the engine under test", HOST_FAULT)
     return int(code or 0)
 
 

@@ -219,6 +219,17 @@ def test_the_engines_own_commands_pass_through_with_their_codes(tiny: Path, caps
     assert call(["engine", "run", *words, "--weight-budget", "10"]) == 13
 
 
+def test_a_bug_of_ours_never_reads_as_a_regression(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr("orchestrator.commands.db.migrate.current", broken)
+    assert call(["db", "upgrade"]) == 4
+    assert "RuntimeError: ours" in capsys.readouterr().err
+
+
 def test_a_broken_pipe_ends_quietly(here: Path) -> None:
     """`assay models list | head -0` must not end in a traceback."""
     script = "import sys; from orchestrator.cli import main; sys.argv = ['assay', 'models', 'list']; main()"
