@@ -8,21 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx
 import pytest
-from jsonschema import Draft202012Validator
 
 import engine
 from engine.errors import EXIT_KINDS
 from engine.tokens import Tokens
+from tests.unit.engine_child import Ended, environment, parent
 from tests.unit.engine_rig import TINY_PROMPT, build_tiny, edited, node, reconfigured, request, write_array
 
-ROOT = Path(engine.__file__).parents[1]
-LINES = Draft202012Validator(json.loads((Path(engine.__file__).parent / "schemas" / "lines.json").read_text()))
 PROMPT = " ".join(map(str, TINY_PROMPT))
 Change = Callable[[Path, Path], tuple[dict[str, Any], str]]
 
@@ -31,27 +28,6 @@ Change = Callable[[Path, Path], tuple[dict[str, Any], str]]
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The seeded model."""
     return build_tiny(tmp_path_factory.mktemp("engine-cli"))
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A child that has ended: its code, its lines, and what it printed."""
-
-    code: int
-    lines: list[dict[str, Any]]
-    out: str
-    err: str
-
-    def last(self) -> dict[str, Any]:
-        """The line that ends the stream."""
-        assert sum(line["type"] in ("result", "error") for line in self.lines) == 1
-        return self.lines[-1]
-
-
-def environment() -> dict[str, str]:
-    """What a parent lets through, and the tree that `engine` comes from."""
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "LANG", "TMPDIR")}
-    return {**kept, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def person(folder: Path, *words: str) -> Ended:
@@ -63,29 +39,6 @@ def person(folder: Path, *words: str) -> Ended:
     assert "Traceback" not in done.stderr + done.stdout, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()] if "--json" in words else []
     return Ended(done.returncode, lines, done.stdout, done.stderr)
-
-
-def parent(folder: Path, document: object, *, text: str | None = None) -> Ended:
-    """The command as a parent starts it: request file, result fd, control fd held open."""
-    path = folder / "request.json"
-    path.write_text(json.dumps(document) if text is None else text)
-    read, write = os.pipe()
-    control, hold = os.pipe()
-    command = [sys.executable, "-P", "-m", "engine", "run", "--request", str(path)]
-    command += ["--result-fd", str(write), "--control-fd", str(control)]
-    with subprocess.Popen(
-        command, cwd=folder, env=environment(), pass_fds=(write, control), stdout=-1, stderr=-1, text=True
-    ) as child:
-        os.close(write)
-        os.close(control)
-        with os.fdopen(read) as stream:
-            lines = [json.loads(line) for line in stream]
-        out, err = child.communicate(timeout=120)
-        os.close(hold)
-    assert "Traceback" not in out + err, err
-    for line in lines:
-        assert not [e.message for e in LINES.iter_errors(line)], line["type"]
-    return Ended(child.returncode, lines, out, err)
 
 
 def copy(tiny: Path, into: Path) -> Path:

