@@ -39,6 +39,14 @@ def number(value: int | float, digits: int = 4) -> str:
     return _minus(text.rstrip("0").rstrip(".") if "." in text else text)
 
 
+def fixed(value: int | float, digits: int = 4) -> str:
+    """`value` to `digits` significant digits with its trailing zeros, so that figures of a column line up."""
+    if not math.isfinite(value):
+        return "not finite"
+    places = max(0, digits - 1 - math.floor(math.log10(abs(value)))) if value else digits - 1
+    return _minus(f"{value:,.{places}f}")
+
+
 def bytes_exact(value: int | float) -> str:
     """Bytes as an exact integer: "2,349,010,944 B"."""
     return f"{integer(value) if isinstance(value, int) else number(value, 12)} B"
@@ -102,13 +110,15 @@ def show(value: Value | None, unit: str) -> str:
     if is_bytes(unit):
         return bytes_decimal(value) + _per(unit)
     if unit == "ns":
-        return f"{number(value / 1e6)} ms"
+        return f"{fixed(value / 1e6)} ms"
+    if unit.startswith("ms"):
+        return f"{fixed(value)} {unit}"
     if unit in {"", "count", "tokens"}:
         return number(value)
     if unit.startswith("count/"):
         return number(value) + unit[5:]
     if unit == "x":
-        return f"{number(float(value))}×"
+        return f"{fixed(value)}×"
     return f"{number(value)} {unit}"
 
 

@@ -231,6 +231,7 @@ def _html(
         .get_template(template)
         .render(
             cell_href=href or (lambda _: ""),
+            behind=view.cells[0].cell if len(view.cells) == 1 else "",
             policy=_policy(style),
             style=None if style is None else markupsafe.Markup(style),
             root="../" if template == "cell.html.j2" else "",

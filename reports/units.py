@@ -8,9 +8,12 @@ from reports.traffic import shown_unit
 
 
 def unit_of(name: str) -> str:
-    """The unit as `reports.format` knows it; an unknown name ending in `_bytes` is bytes, any other a count."""
+    """The unit as `reports.format` knows it; of an unknown name, `..._bytes` is bytes and `..._bytes_per_x` bytes/x."""
     if name in METRICS:
         return shown_unit(name, METRICS[name].unit)
     if name in COUNTERS:
         return COUNTERS[name].unit
-    return "bytes" if "bytes" in name.split("_") else "count"
+    if "bytes" not in name.split("_"):
+        return "count"
+    _, per, what = name.partition("bytes_per_")
+    return f"bytes/{what}" if per else "bytes"

@@ -8,7 +8,7 @@ from jobs.errors import SpecError
 from jobs.model import Generation, Reading, RunFact
 from reports.blocks import Block, Column, Details, Inlines, Name, Paragraph, Section, Spark, Table, Verbatim, words
 from reports.evidence.runs import Measured, label
-from reports.format import NOT_RECORDED, exact, integer, number, plural
+from reports.format import NOT_RECORDED, exact, fixed, integer, plural
 from reports.traffic import METRICS
 from reports.units import unit_of
 
@@ -104,11 +104,11 @@ def _phases(measured: list[Measured], metric: str) -> Block:
 def _sample_row(run: RunFact, item: Generation) -> tuple[Inlines, ...]:
     steps = sorted(item.step_ns)
     times = [steps[0], steps[len(steps) // 2], steps[-1]] if steps else []
-    shown = [f"{number(value / 1e6)} ms" for value in times] or ["none"] * 3
+    shown = [f"{fixed(value / 1e6)} ms" for value in times] or ["none"] * 3
     return (
         words(label(run)),
         words(f"{item.index}{' warm-up' if item.warmup else ''}"),
-        words(f"{number(item.prefill_ns / 1e6)} ms"),
+        words(f"{fixed(item.prefill_ns / 1e6)} ms"),
         words(integer(len(steps))),
         *(words(value) for value in shown),
     )
@@ -122,4 +122,4 @@ def _spark(run: RunFact, item: Generation) -> Spark:
         (round(1000 * i / last), 950 - round(900 * (value - low) / span)) for i, value in enumerate(item.step_ns)
     )
     title = f"{label(run)}, generation {item.index}"
-    return Spark(title, points, f"{number(low / 1e6)} ms", f"{number(high / 1e6)} ms")
+    return Spark(title, points, f"{fixed(low / 1e6)} ms", f"{fixed(high / 1e6)} ms")

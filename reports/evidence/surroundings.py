@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-from jobs.model import Certificate
+from jobs.model import Certificate, RunRecord
 from reports.blocks import (
     Block,
     Column,
@@ -54,31 +54,19 @@ def certificates(measured: list[Measured]) -> Section:
 
 
 def hosts(measured: list[Measured]) -> Section:
-    """Device, engine, digests and every effective setting with its source, a fold a run."""
-    folded = []
+    """Device, engine, digests and every effective setting with its source; runs that share all of it share a fold."""
+    groups: dict[tuple[tuple[str, Inlines], ...], list[str]] = {}
     for run, record in measured:
-        pairs = [
-            ("device", words(_json(record.device))),
-            (
-                "engine",
-                words(
-                    Name(record.module_path or "unknown path"), " digest ", Name(record.engine_digest[:12] or "none")
-                ),
-            ),
-            ("model digest", words(Name(record.model_digest[:12] or "none"))),
-            (
-                "peak host memory",
-                words(NOT_RECORDED if record.peak_rss_bytes is None else bytes_decimal(record.peak_rss_bytes)),
-            ),
-        ]
-        pairs += [(name, words(_config(value))) for name, value in sorted(record.effective_config.items())]
-        folded.append(
-            Details(
-                words(f"{label(run)}: device, engine and effective configuration"),
-                (KeyValue(tuple(pairs)),),
-            )
-        )
-    return Section("host", "Host and configuration", words(f"{plural(len(measured), 'run')}."), (), tuple(folded))
+        groups.setdefault(_host(record), []).append(label(run))
+    folded = tuple(
+        Details(words(f"{', '.join(names)}: device, engine and effective configuration"), (KeyValue(pairs),))
+        for pairs, names in groups.items()
+    )
+    columns = (Column("Run"), Column("Peak host memory", "right"))
+    rows = tuple((words(label(run)), words(_peak(record.peak_rss_bytes))) for run, record in measured)
+    summary = words(f"{plural(len(groups), 'configuration')} in {plural(len(measured), 'run')}.")
+    shown = (Table("Host memory by run", columns, rows),) if rows else ()
+    return Section("host", "Host and configuration", summary, shown, folded)
 
 
 def logs(measured: list[Measured]) -> Section:
@@ -124,6 +112,18 @@ def _probes(proof: Certificate) -> KeyValue:
         for item in proof.intervals
     )
     return KeyValue((*((when, words(_json(values))) for when, values in facts), *spans))
+
+
+def _host(record: RunRecord) -> tuple[tuple[str, Inlines], ...]:
+    engine = words(Name(record.module_path or "unknown path"), " digest ", Name(record.engine_digest[:12] or "none"))
+    pairs = [("device", words(_json(record.device))), ("engine", engine)]
+    pairs.append(("model digest", words(Name(record.model_digest[:12] or "none"))))
+    settings = sorted(record.effective_config.items())
+    return (*pairs, *((name, words(_config(value))) for name, value in settings))
+
+
+def _peak(size: int | None) -> str:
+    return NOT_RECORDED if size is None else bytes_decimal(size)
 
 
 def _config(value: Any) -> str:

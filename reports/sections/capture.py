@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Final
+
 from jobs.model import Missing
 from reports.blocks import Block, CellRef, Column, Details, Heading, Inlines, Name, Section, State, Table, words
 from reports.format import Value, change, integer, plural, show
 from reports.traffic import reading
 from reports.view import CellView, Scope, SweepView
 
-_ROWS = (
+_ROWS: Final = (
     ("segments", "Captured segments of a decode step"),
     ("seams", "Seams between them"),
     ("seam_nodes", "Plan steps inside seams"),
@@ -19,39 +22,65 @@ _ROWS = (
     ("fallbacks", "Steps that fell back to eager"),
     ("invalidations", "Graphs thrown away"),
 )
-_MUST_NOT_RISE = ("segments", "seams", "fallbacks")
+_MUST_NOT_RISE: Final = ("segments", "seams", "fallbacks")
+
+
+_SAME: Final = State("unchanged", "good")
+_UNKNOWN: Final = State("unknown", "warn")
 
 
 def build(view: SweepView, scope: Scope) -> Section:
-    """The counters by arm where they differ or a step fell back; seams by cause; otherwise one line."""
-    unusual = [cell for cell in scope.cells if _is_unusual(cell)]
+    """The counters by arm where they differ, fell back or are unknown; seams by cause; otherwise one line."""
+    states = {cell.name: _state(cell) for cell in scope.cells}
     shown: list[Block] = []
     folded: list[Details] = []
     for cell in scope.cells:
-        tables = _tables(cell, scope)
-        if cell in unusual:
-            shown += [Heading(words(CellRef(cell.name)))] if not scope.is_single else []
+        tables = _tables(cell, scope) if cell.source.arms else []
+        if states[cell.name] != _SAME:
+            shown += [Heading(words(CellRef(cell.name)))] if not scope.is_single and tables else []
             shown += tables
         else:
             prefix = () if scope.is_single else (CellRef(cell.name), *words(": "))
             folded.append(Details(words(*prefix, "capture counters and seams by cause"), tuple(tables)))
-    summary = _summary(scope, len(unusual))
-    return Section("capture", "Capture", summary, tuple(shown), tuple(folded))
+    return Section("capture", "Capture", _summary(scope, list(states.values())), tuple(shown), tuple(folded))
 
 
-def _summary(scope: Scope, unusual: int) -> Inlines:
+def _summary(scope: Scope, states: list[State]) -> Inlines:
     if len(scope.cells) == 1:
-        cell = scope.cells[0]
         sides = "; ".join(
             f"{arm.arm} {_count(reading(arm, 'segments'), 'segment')}, {_count(reading(arm, 'seams'), 'seam')}, "
             f"{_count(reading(arm, 'fallbacks'), 'fallback')}"
-            for arm in cell.source.arms
+            for arm in scope.cells[0].source.arms
             if arm.role != "null"
         )
-        return words(State("changed", "warn") if unusual else State("steady", "good"), f": {sides}.")
-    if unusual:
-        return words(State("changed", "warn"), f": capture moved, or fell back, in {plural(unusual, 'cell')}.")
-    return words(State("steady", "good"), ": segments, seams and fallbacks are equal in every cell shown.")
+        return words(states[0], f": {sides or 'no arm was measured'}.")
+    if not states:
+        return words(_UNKNOWN, ": no cell was measured.")
+    tally = Counter(states)
+    pieces = [(state, f" in {plural(number, 'cell')}") for state, number in tally.most_common() if state != _SAME]
+    if not pieces:
+        return words(_SAME, ": segments, seams and fallbacks of head are those of base in every cell shown.")
+    return tuple(piece for state, text in pieces for piece in words(state, f"{text}. "))
+
+
+def _state(cell: CellView) -> State:
+    """How capture of head stands to that of base; a gauge that is missing leaves it unknown, never steady."""
+    if cell.base is None or cell.head is None:
+        return _UNKNOWN
+    before = [reading(cell.base, name) for name in _MUST_NOT_RISE]
+    after = [reading(cell.head, name) for name in _MUST_NOT_RISE]
+    rises, falls = 0, 0
+    for left, right in zip(before, after, strict=True):
+        if isinstance(left, Missing) or isinstance(right, Missing):
+            return _UNKNOWN
+        rises += right > left
+        falls += right < left
+    if rises:
+        return State("worse", "bad") if not falls else State("changed", "warn")
+    if falls:
+        return State("better", "good")
+    fallbacks = reading(cell.head, "fallbacks")
+    return State("falls back", "warn") if fallbacks else _SAME
 
 
 def _tables(cell: CellView, scope: Scope) -> list[Block]:
@@ -85,16 +114,6 @@ def _causes(cell: CellView, scope: Scope) -> Table:
         for cause in shown
     )
     return Table("Seams by cause, plan steps", columns, rows, more=len(cell.causes) - len(shown))
-
-
-def _is_unusual(cell: CellView) -> bool:
-    for arm in cell.source.arms:
-        fallbacks = reading(arm, "fallbacks")
-        if not isinstance(fallbacks, Missing) and fallbacks > 0:
-            return True
-    if cell.base is None or cell.head is None:
-        return True
-    return any(reading(cell.base, name) != reading(cell.head, name) for name in _MUST_NOT_RISE)
 
 
 def _compare(cell: CellView, name: str) -> str:

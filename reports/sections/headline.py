@@ -74,7 +74,7 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
 
 def _arms(view: SweepView) -> list[Block]:
     """What was compared: each arm's source and the settings in which the arms differ."""
-    if not view.cells:
+    if not view.cells or not view.cells[0].arms:
         return []
     arms = view.cells[0].arms
     names = sorted({name for arm in arms for name in arm.config})

@@ -50,6 +50,10 @@ def _summary(items: list[Comparison], scope: Scope) -> Inlines:
     if unclaimed:
         return words(State("not claimed", "warn"), f" in {integer(unclaimed)} {of}, which so prove nothing.")
     pairs = [item for item in items if item.row.what == "pair"]
+    if not pairs:
+        return words(
+            State("missing", "warn"), ": base and head were not compared; each arm was held against itself alone."
+        )
     ids = plural(sum(item.row.compared for item in pairs), "id")
     elsewhere = f" in the {plural(len(scope.cells), 'cell')} shown" if scope.left_out else ""
     return words(

@@ -51,8 +51,9 @@ def build(view: SweepView, scope: Scope) -> Section:
         shown.append(Paragraph(words(DIFFERENT_WORK), "warn"))
     if scope.is_single:
         cell = scope.cells[0]
-        shown += [_figures(cell), *_attribution(cell), *_bars(cell)]
-        folded += _folds(cell, scope)
+        if cell.traffic:
+            shown += [_figures(cell), *_attribution(cell), *_bars(cell)]
+            folded += _folds(cell, scope)
     else:
         shown.append(_overview(scope))
         for cell in scope.cells:
@@ -62,6 +63,8 @@ def build(view: SweepView, scope: Scope) -> Section:
 
 
 def _summary(scope: Scope) -> Inlines:
+    if not any(cell.source.exact for cell in scope.cells):
+        return words(State("unknown", "warn"), ": no exact metric was compared.")
     worse = _worse(scope)
     better = sum(row.klass == "improved" for cell in scope.cells for row in cell.source.exact)
     state = State("worse", "bad") if worse else State("better", "good") if better else State("no worse", "quiet")
@@ -120,12 +123,19 @@ def _attribution(cell: CellView) -> list[Block]:
             f"bytes, {_size(arm.bypass_per_token_bytes)} a token"
         )
         if not isinstance(arm.bypass_of_distance, Missing):
-            text += f", {percent(arm.bypass_of_distance)} of the distance to the floor"
+            text += _of_distance(arm.bypass_of_distance)
         text += f". A bypassed page-in is {_size(arm.mean_bypass_bytes)} in the mean"
         if not isinstance(arm.mean_retained_bytes, Missing):
             text += f", a retained one {_size(arm.mean_retained_bytes)}"
         out.append(Paragraph(words(text + ".")))
     return out
+
+
+def _of_distance(share: int | float) -> str:
+    """What bypasses are of the distance to the floor; above the whole of it, a part of them no policy can avoid."""
+    if share <= 1:
+        return f", {percent(share)} of the distance to the floor"
+    return ", more than the whole distance to the floor, so a part of them no policy can avoid"
 
 
 def _bars(cell: CellView) -> list[Block]:

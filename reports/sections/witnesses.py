@@ -86,28 +86,28 @@ def _witnesses(caption: str, pairs: list[tuple[CellView, WitnessRow]], scope: Sc
 def _invariants(caption: str, pairs: list[tuple[CellView, InvariantRow]], scope: Scope) -> Table:
     """One row an invariant, one column an arm: the same equation of every arm side by side."""
     arms = list(dict.fromkeys(row.arm for _, row in pairs))
-    groups: dict[tuple[str, str, str], dict[str, InvariantRow]] = {}
+    groups: dict[tuple[str, str], dict[str, InvariantRow]] = {}
     for cell, row in pairs:
-        groups.setdefault((cell.name, row.name, _equation(row)), {})[row.arm] = row
+        groups.setdefault((cell.name, row.name), {})[row.arm] = row
     shown = list(groups.items())[: scope.deep or scope.rows]
     with_cell = not scope.is_single
     head = (*((Column("Cell"),) if with_cell else ()), Column("Invariant"), Column("Checked", "right"))
     rows = tuple(
         (
             *(((CellRef(cell),),) if with_cell else ()),
-            words(Name(name), *((" ", Name(equation)) if equation else ())),
+            _invariant_name(next(iter(by_arm.values()))),
             words(integer(sum(row.checked for row in by_arm.values()))),
             *(words(_values(by_arm[arm]) if arm in by_arm else "—") for arm in arms),
         )
-        for (cell, name, equation), by_arm in shown
+        for (cell, _), by_arm in shown
     )
     columns = (*head, *(Column(arm, "right") for arm in arms))
     return Table(caption, columns, rows, more=len(groups) - len(shown))
 
 
-def _equation(row: InvariantRow) -> str:
+def _invariant_name(row: InvariantRow) -> Inlines:
     text = row.worst.text if row.worst is not None else ""
-    return "" if text in row.name else text
+    return words(Name(row.name)) if text in row.name else words(Name(row.name), " ", Name(text))
 
 
 def _values(row: InvariantRow) -> str:

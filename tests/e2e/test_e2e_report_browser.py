@@ -198,6 +198,13 @@ def test_sweep_to_cell_to_samples_in_three_clicks(browser: Browser, site: dict[s
     page.context.close()
 
 
+def test_a_single_cell_s_page_is_one_click_away(browser: Browser, site: dict[str, Path]) -> None:
+    page, _ = visit(browser, site["good"])
+    page.get_by_role("link", name="Behind these figures").click()
+    assert page.get_by_text("Runs in the order they ran").is_visible()
+    page.context.close()
+
+
 def test_states_are_words_and_landmarks_are_named(browser: Browser, site: dict[str, Path]) -> None:
     page, _ = visit(browser, site["broken"])
     assert all(text.strip() for text in page.locator(".state").all_text_contents())

@@ -181,9 +181,40 @@ def test_no_comparison_at_all_is_missing_and_not_equal() -> None:
     assert "no token streams were compared, so nothing is known about identity" in shown
 
 
+def test_arms_held_against_themselves_alone_are_not_called_identical() -> None:
+    alone = samples.cell(identity=(samples.identical("head gen 0", "head gen 1", "self"),))
+    shown = markdown(render(samples.verdict(cells=(alone,)), "comment")).text
+    assert "missing: base and head were not compared" in shown
+
+
 def test_seams_are_counted_by_cause_for_each_arm() -> None:
     table = markdown(render(samples.broken(), "comment")).table("Seams by cause, plan steps")
     assert table.rows == [["host_read", "dynamic", "Split", "0", "0", "30"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, "unchanged: base 1 segment"),
+        ({"seams": 5, "segments": 6}, "worse: base 1 segment"),
+        ({"segments": 0}, "better: base 1 segment"),
+        ({"segments": 0, "seams": 2}, "changed: base 1 segment"),
+        ({"seams": Missing(missing="not recorded")}, "unknown: base 1 segment"),
+    ],
+)
+def test_capture_is_judged_by_what_must_not_rise(changes: dict[str, int | Missing], state: str) -> None:
+    sides = samples.arms()
+    sides[2].values.update(changes)
+    assert state in markdown(render(samples.verdict(cells=(samples.cell(arms=sides),)), "comment")).text
+
+
+def test_a_head_that_falls_back_as_base_does_is_still_said_to_fall_back() -> None:
+    sides = samples.arms()
+    for side in sides:
+        side.values["fallbacks"] = 2
+    shown = markdown(render(samples.verdict(cells=(samples.cell(arms=sides),)), "comment"))
+    assert "falls back: base 1 segment, 0 seams, 2 fallbacks" in shown.text
+    assert shown.table("Capture by arm").rows
 
 
 def test_a_missing_reading_shows_its_reason() -> None:

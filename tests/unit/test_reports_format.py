@@ -88,6 +88,11 @@ def test_points_and_floats() -> None:
     assert number(float("nan")) == "not finite"
 
 
+def test_figures_of_a_column_keep_their_digits() -> None:
+    assert [show(value, "ms") for value in (1.8, 12.5, 0.0)] == ["1.800 ms", "12.50 ms", "0.000 ms"]
+    assert show(1.0, "x") == "1.000×"
+
+
 def test_missing_is_its_reason_and_compares_with_nothing() -> None:
     gone = Missing(missing="varies 3 to 5")
     assert show(gone, "bytes") == "n/a: varies 3 to 5"

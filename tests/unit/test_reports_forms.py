@@ -124,5 +124,22 @@ def test_an_absent_cell_is_said_not_to_pass() -> None:
     assert "2 cells absent, which is no pass" in inline(headline.counts(view))
 
 
+def test_a_cell_that_measured_nothing_renders_everywhere(tmp_path: Path) -> None:
+    bare = samples.cell(
+        arms=(), identity=(), witnesses=(), invariants=(), exact=(), time=(), outcome="INFRASTRUCTURE", exit_code=4
+    )
+    verdict = samples.verdict(
+        outcome="INFRASTRUCTURE", exit_code=4, cells=(bare,), blind_spots=(), stamp=samples.stamp(cards=())
+    )
+    pages = [markdown(render(verdict, "comment")), Page(write_html(verdict, tmp_path).read_text())]
+    for page in pages:
+        assert page.unbalanced == []
+        assert "nothing is known about identity" in page.text
+        assert "unknown: no arm was measured" in page.text
+        assert "unknown: no exact metric was compared" in page.text
+        assert "the sweep names none, so nothing proves that the changed path ran" in page.text
+    assert "INFRASTRUCTURE" in render(verdict, "text")
+
+
 def test_words_take_strings_and_pieces() -> None:
     assert inline(words("a ", "b")) == "a b"
