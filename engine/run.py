@@ -260,9 +260,19 @@ def _report(
             for s in seams
         ],
         "keys": [{"key": k.name, "nbytes": k.nbytes, **asdict(t)} for k, t in traffic],
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": _peak_rss_bytes(),
     }
     emit(line)
+
+
+def _peak_rss_bytes() -> int:
+    """Highest resident memory of this program. ru_maxrss would not do: a child inherits its parent's through exec."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:  # no such file but on Linux
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    line = next(row for row in status.splitlines() if row.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def _close(setup: _Setup, facts: dict[str, int | float | str]) -> None:

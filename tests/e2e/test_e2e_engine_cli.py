@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -268,6 +269,14 @@ def test_output_into_a_pipe_that_closes_early(tiny: Path, tmp_path: Path) -> Non
     )
     os.close(write)
     assert done.returncode == 143 and "gone" in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_peak_memory_is_the_childs_own(tiny: Path, tmp_path: Path) -> None:
+    """What the parent holds when it starts the child is none of the child's: exec hands it on in ru_maxrss."""
+    held = np.ones(600 << 20, np.uint8)
+    assert held[-1] == 1
+    ended = parent(tmp_path, request(tiny))
+    assert 10 << 20 < ended.last()["peak_rss_bytes"] < 400 << 20
 
 
 def test_help_is_no_error(tmp_path: Path) -> None:
