@@ -82,7 +82,8 @@ def _arms(view: SweepView) -> list[Block]:
     said: list[Inline] = []
     for arm in arms:
         settings = [Name(f"{name}={setting(arm.config.get(name))}") for name in varying]
-        said += [Text("; " if said else "Compared: "), Strong(arm.arm), Text(" is "), Name(arm.commit or arm.source)]
+        said += [Text("; " if said else "Compared: "), Strong(arm.arm), Text(" is "), Name(arm.source)]
+        said += [Text(" at "), Name(arm.commit[:12])] if arm.commit else []
         said += [Text(" with "), *joined(settings)] if settings else []
     return [Paragraph((*said, Text(".")))]
 

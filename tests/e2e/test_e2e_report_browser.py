@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from reports.render import write_html
+from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
 
 if TYPE_CHECKING:
@@ -73,10 +74,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("site")
     hostile = "".join(samples.HOSTILE)[:380]
     made = {
-        "good": write_html(samples.verdict(), root / "good", doc=samples.judge_input()),
-        "broken": write_html(samples.broken(), root / "broken", doc=samples.judge_input()),
-        "many": write_html(samples.many(9), root / "many", doc=samples.judge_input(word="cell 0")),
-        "hostile": write_html(samples.hostile(hostile), root / "hostile", doc=samples.judge_input(word=hostile)),
+        "good": write_html(samples.verdict(), root / "good", doc=runs.judge_input()),
+        "broken": write_html(samples.broken(), root / "broken", doc=runs.judge_input()),
+        "many": write_html(samples.many(9), root / "many", doc=runs.judge_input(word="cell 0")),
+        "hostile": write_html(samples.hostile(hostile), root / "hostile", doc=runs.judge_input(word=hostile)),
         "long": write_html(samples.hostile("x" * 300), root / "long"),
     }
     cells = {f"{name} cell": next((index.parent / "cells").iterdir()) for name, index in made.items() if name != "good"}

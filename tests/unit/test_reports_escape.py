@@ -11,6 +11,7 @@ from reports.blocks import Name, words
 from reports.escape import clip, html_text, markdown_code, markdown_text, slug, visible
 from reports.markdown import inline
 from reports.render import render, write_html
+from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
 from tests.unit.reports_parsing import Page, markdown
 
@@ -79,7 +80,7 @@ def test_field_76_a_link_of_ours_still_works() -> None:
 
 @HOSTILE
 def test_field_77_a_page_shows_names_as_text_and_runs_nothing(name: str, tmp_path: Path) -> None:
-    index = write_html(samples.hostile(name), tmp_path, doc=samples.judge_input(log=name, word=name))
+    index = write_html(samples.hostile(name), tmp_path, doc=runs.judge_input(log=name, word=name))
     cells = sorted((tmp_path / "cells").iterdir())
     assert len(cells) == 2
     for path in (index, *cells):

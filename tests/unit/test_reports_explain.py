@@ -12,6 +12,7 @@ from reports.evidence.runs import rerun_command
 from reports.explain import explain
 from reports.redact import HIDDEN, redact
 from reports.render import write_html
+from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
 from tests.unit.reports_parsing import Page
 
@@ -28,7 +29,7 @@ SECRETS = (
 
 
 def shown(metric: str | None = None, log: str = "engine: loaded 211 keys\n") -> str:
-    return explain(samples.broken(), samples.judge_input(log=log), samples.CELL, metric)
+    return explain(samples.broken(), runs.judge_input(log=log), samples.CELL, metric)
 
 
 def test_a_cell_leads_to_runs_samples_order_certificates_host_log_and_command() -> None:
@@ -61,15 +62,15 @@ def test_a_metric_narrows_to_its_values_by_generation_and_phase() -> None:
 
 
 def test_a_cell_is_found_by_a_unique_part_and_a_typo_names_the_near_one() -> None:
-    assert explain(samples.broken(), samples.judge_input(), "smollm2/cap").startswith(f"cell {samples.CELL}")
+    assert explain(samples.broken(), runs.judge_input(), "smollm2/cap").startswith(f"cell {samples.CELL}")
     with pytest.raises(SpecError, match="no cell is named smolm2/capitol") as caught:
-        explain(samples.broken(), samples.judge_input(), "smolm2/capitol")
+        explain(samples.broken(), runs.judge_input(), "smolm2/capitol")
     assert samples.CELL in caught.value.remedy
     assert caught.value.exit_code == 2
 
 
 def test_an_ambiguous_part_lists_the_candidates() -> None:
-    doc = samples.judge_input()
+    doc = runs.judge_input()
     twin = doc.cells[0].model_copy(update={"plan": doc.cells[0].plan.model_copy(update={"cell": "smollm2/other"})})
     both = doc.model_copy(update={"cells": (*doc.cells, twin)})
     with pytest.raises(SpecError, match="names 2 cells") as caught:
@@ -78,7 +79,7 @@ def test_an_ambiguous_part_lists_the_candidates() -> None:
 
 
 def test_the_rerun_command_survives_a_shell() -> None:
-    doc = samples.judge_input()
+    doc = runs.judge_input()
     command = rerun_command(doc.manifest.arms[1], doc.cells[0])
     words = shlex.split(command)
     assert words[:6] == ["env", "PYTHONPATH=/tmp/some tree", "python", "-P", "-m", "engine"]
@@ -95,7 +96,7 @@ def test_secrets_in_logs_and_errors_never_appear(line: str, secret: str, tmp_pat
     text = shown(log=log)
     assert secret not in text
     assert HIDDEN in text
-    write_html(samples.broken(), tmp_path, doc=samples.judge_input(log=log))
+    write_html(samples.broken(), tmp_path, doc=runs.judge_input(log=log))
     for path in tmp_path.rglob("*.html"):
         assert secret not in path.read_text()
 
@@ -106,7 +107,7 @@ def test_counts_of_tokens_are_no_secrets() -> None:
 
 
 def test_the_cell_page_holds_the_evidence(tmp_path: Path) -> None:
-    write_html(samples.broken(), tmp_path, doc=samples.judge_input())
+    write_html(samples.broken(), tmp_path, doc=runs.judge_input())
     page = Page(next((tmp_path / "cells").iterdir()).read_text())
     for needed in ("Runs in the order they ran", "Readings by run", "Time by generation", "Certificates by run"):
         assert page.table(needed).rows
@@ -115,5 +116,5 @@ def test_the_cell_page_holds_the_evidence(tmp_path: Path) -> None:
 
 
 def test_a_cell_page_without_its_input_says_so(tmp_path: Path) -> None:
-    write_html(samples.broken(), tmp_path, doc=samples.judge_input(word="another cell"))
+    write_html(samples.broken(), tmp_path, doc=runs.judge_input(word="another cell"))
     assert "does not hold this cell" in Page(next((tmp_path / "cells").iterdir()).read_text()).text
