@@ -72,6 +72,7 @@ def evaluate(
         Equation("W2h", "hits == sum over keys", "==", c("hits"), sums.hits),
         Equation("W2r", "retained == sum over keys", "==", c("retained_page_ins"), sums.retained),
         Equation("W2b", "bypassed == sum over keys", "==", c("bypassed_page_ins"), sums.bypassed),
+        Equation("W2e", "evictions == sum over keys", "==", c("evictions"), sums.evicted),
         Equation(
             "W3",
             "loaded + retained - evictions == resident keys",

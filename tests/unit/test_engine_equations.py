@@ -1,0 +1,121 @@
+"""The equations over made-up counters that close: each can be broken, and is broken alone where it stands alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from engine.equations import Equation, Sums, evaluate
+
+COUNTERS: dict[str, int | float] = {
+    "hits": 6,
+    "page_ins": 4,
+    "touches": 10,
+    "retained_page_ins": 3,
+    "bypassed_page_ins": 1,
+    "evictions": 1,
+    "resident_keys": 2,
+    "forward_steps": 5,
+    "hit_bytes": 600,
+    "htod_bytes": 400,
+    "retained_bytes": 300,
+    "bypassed_page_in_bytes": 100,
+    "device_htod_bytes": 400,
+    "content_resident_bytes": 200,
+    "mapped_physical_bytes": 8192,
+    "kv_committed_bytes": 4096,
+    "physical_owned_bytes": 16384,
+    "decode_steps": 5,
+    "warm_steps": 1,
+    "captures": 1,
+    "replays": 3,
+}
+FACTS: dict[str, int | float | str] = {
+    "touches_per_step": 2,
+    "requested_bytes_per_step": 200,
+    "capacity_bytes": 8192,
+    "keys": 4,
+    "resident": 0,
+    "peak_weight_mapped_bytes": 8192,
+    "pool_free_bytes": 4096,
+    "kv_needed_bytes": 4000,
+    "mapped_after_close_bytes": 0,
+    "owned_after_close_bytes": 0,
+}
+SUMS = Sums(hits=6, retained=3, bypassed=1, bypassed_bytes=100, evicted=1)
+
+
+def broken(counters: dict[str, int | float], facts: dict[str, int | float | str], sums: Sums = SUMS) -> set[str]:
+    """Names of the equations that do not hold."""
+    return {e.name for e in evaluate(counters, facts, sums, capture=True) if not e.holds}
+
+
+def test_a_run_that_closes_breaks_none() -> None:
+    assert broken(COUNTERS, FACTS) == set()
+    names = [e.name for e in evaluate(COUNTERS, FACTS, SUMS, capture=True)]
+    assert len(names) == len(set(names))
+    assert {e.name for e in evaluate(COUNTERS, FACTS, SUMS, capture=False)} == set(names) - {"C1"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"touches": 11}, {"W1", "W1p"}),
+        ({"hits": 7}, {"W1", "W2h"}),
+        ({"page_ins": 5}, {"W1", "W2"}),
+        ({"staged_page_ins": 1}, {"W2"}),
+        ({"retained_page_ins": 2, "bypassed_page_ins": 2}, {"W2r", "W2b", "W3"}),
+        ({"evictions": 2, "resident_keys": 1}, {"W2e"}),
+        ({"resident_keys": 3}, {"W3"}),
+        ({"loaded_keys": 1}, {"W3"}),
+        ({"hit_bytes": 601}, {"W4"}),
+        ({"retained_bytes": 299}, {"W6"}),
+        ({"retained_bytes": 299, "bypassed_page_in_bytes": 101}, {"W7"}),
+        ({"device_htod_bytes": 399}, {"W10"}),
+        ({"loaded_bytes": 1}, {"W10"}),
+        ({"ref_underflows": 1}, {"W12"}),
+        ({"unaccounted_bytes": 4096}, {"W12"}),
+        ({"quarantined_bytes": 4096}, {"W12"}),
+        ({"oversubscribed_bytes": 1}, {"W12"}),
+        ({"content_resident_bytes": 8193}, {"A8"}),
+        ({"physical_owned_bytes": 20480}, {"A8o"}),
+        ({"kv_committed_bytes": 3999, "physical_owned_bytes": 16287}, {"A18"}),
+        ({"replays": 2}, {"C1"}),
+        ({"fallbacks": 1}, {"C1"}),
+    ],
+)
+def test_a_counter_that_is_off_breaks_its_equation(changes: dict[str, int], names: set[str]) -> None:
+    assert broken({**COUNTERS, **changes}, FACTS) == names
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"peak_weight_mapped_bytes": 12288}, {"W11"}),
+        ({"pool_free_bytes": 0}, {"A8o"}),
+        ({"mapped_after_close_bytes": 4096}, {"L0"}),
+        ({"owned_after_close_bytes": 4096}, {"L1"}),
+        ({"resident": 1}, {"W13", "W13l"}),
+        ({"requested_bytes_per_step": 201}, {"W4"}),
+    ],
+)
+def test_a_fact_that_is_off_breaks_its_equation(changes: dict[str, int], names: set[str]) -> None:
+    assert broken(COUNTERS, {**FACTS, **changes}) == names
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [("hits", "W2h"), ("retained", "W2r"), ("bypassed", "W2b"), ("bypassed_bytes", "W7"), ("evicted", "W2e")],
+)
+def test_a_key_whose_traffic_is_off_breaks_its_equation(field: str, name: str) -> None:
+    sums = dataclasses.replace(SUMS, **{field: getattr(SUMS, field) + 1})
+    assert broken(COUNTERS, FACTS, sums) == {name}
+
+
+@pytest.mark.parametrize(
+    ("relation", "lhs", "holds"),
+    [("==", 2, True), ("==", 1, False), ("<=", 2, True), ("<=", 3, False), (">=", 1, False)],
+)
+def test_relations(relation: str, lhs: int, holds: bool) -> None:
+    assert Equation("n", "t", relation, lhs, 2).holds is holds  # type: ignore[arg-type]
