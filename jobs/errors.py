@@ -66,9 +66,9 @@ class StoreError(JobsError):
     """The store cannot be reached, is at another revision, or refused a row."""
 
 
-class Conflict(StoreError):  # noqa: N818 - it names what happened
+class Conflict(StoreError):
     """A guarded change found another state or fence than expected, or a resend differs from what is stored."""
 
 
-class IllegalMove(StoreError):  # noqa: N818 - likewise
+class IllegalMove(StoreError):
     """A state change outside the lifecycle; the message carries the history."""

@@ -59,7 +59,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("head", "outcome", "code", "says"),
     [
-        ("retained_slot_reused", "VIOLATION", 1, "generation 2"),
+        ("retained_slot_reused", "VIOLATION", 1, "generations 1, 2 differ, 0 is equal"),
         ("stops_early", "SHORT", 1, "3"),
         ("never_streams", "VACUOUS", 3, "page_ins > 0"),
         ("base", "PASS", 0, ""),

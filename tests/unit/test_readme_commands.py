@@ -98,12 +98,16 @@ def copy_checkout(checkout: Path, to: Path) -> None:
             shutil.copy2(checkout / name, to / name)
 
 
-def environment(copy: Path, scratch: Path) -> dict[str, str]:
-    """This environment's programs, the copy's packages, and stores and settings that nobody else reads."""
+def environment(scratch: Path) -> dict[str, str]:
+    """This environment's programs and packages, and stores and settings that nobody else reads.
+
+    The copy gives files and arms; the packages stay the installed ones, as for a newcomer who typed `make sweep`.
+    """
     folders = {f"XDG_{kind}_HOME": str(scratch / kind.lower()) for kind in ("CONFIG", "DATA", "STATE")}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "ASSAY_", "RAY_"))}
-    return outer | folders | {"PATH": path, "PYTHONPATH": str(copy), "NO_COLOR": "1", "COLUMNS": "120"}
+    ours = ("PYTEST_", "ASSAY_", "RAY_", "PYTHONPATH")
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return outer | folders | {"PATH": path, "NO_COLOR": "1", "COLUMNS": "120"}
 
 
 def run_documented(command: Command, copy: Path, env: dict[str, str]) -> str | None:
@@ -153,7 +157,7 @@ def test_no_command_hides_in_another_fence(document: Path) -> None:
 def test_documented_commands_run(document: Path, tmp_path: Path) -> None:
     copy = tmp_path / "checkout"
     copy_checkout(ROOT, copy)
-    assert failures(document, copy, environment(copy, tmp_path)) == []
+    assert failures(document, copy, environment(tmp_path)) == []
 
 
 def test_commands_are_extracted_as_written() -> None:
@@ -195,5 +199,5 @@ def test_an_open_fence_is_refused() -> None:
 )
 def test_a_documented_command_that_fails_is_seen(tmp_path: Path, text: str, exit_code: int, said: str | None) -> None:
     shutil.copy(ROOT / "Makefile", tmp_path)
-    wrong = run_documented(Command(1, text, exit_code), tmp_path, environment(tmp_path, tmp_path))
+    wrong = run_documented(Command(1, text, exit_code), tmp_path, environment(tmp_path))
     assert (wrong is None) if said is None else (said in str(wrong))
