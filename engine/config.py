@@ -15,6 +15,8 @@ from engine.errors import BadRequest
 
 POLICIES = ("stable", "lru", "stable_slot", "size_first")
 DEVICES = ("auto", "sim", "cuda")
+AUTO_DEVICE = "sim"
+"""What `auto` stands for: the simulated device on every host, until the CUDA device is built."""
 CONFIG_NAMES = frozenset(
     {"weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk", "kv_capacity"}
 )

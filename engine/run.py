@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import engine
-from engine.config import RunRequest, parse_share
+from engine.config import AUTO_DEVICE, RunRequest, parse_share
 from engine.counters import COUNTERS, PHASES, Tally
 from engine.decode import Decoder, Emitted
 from engine.device.base import Device
@@ -62,7 +62,7 @@ def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
 
 def make_device(request: RunRequest) -> Device:
     """The device of a request. Raises BadRequest for one that is not built."""
-    if request.device == "cuda":
+    if (AUTO_DEVICE if request.device == "auto" else request.device) == "cuda":
         raise BadRequest(
             "device cuda is not built yet: driver bindings, kernels and graph capture on the card are missing",
             "use --device sim",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.config import AUTO_DEVICE
 from orchestrator.cards import CardName, CardProbe, ProbeError
 from orchestrator.scripted import SIMULATED_CARD, SIMULATED_DRIVER, simulated_uuid
 
@@ -20,10 +21,13 @@ def choose_cards(
 ) -> tuple[CardName, ...]:
     """The cards to use: `asked` of them, or (None) every visible real card, or one simulated card.
 
+    A run on the simulated device never holds a real card: it would look like a measurement of it.
+
     `real` is None where there is no driver, for the reason `why_none`. `device` is the sweep's: sim, cuda or auto.
     Raises ProbeError when a real card is wanted and there is none, or fewer than asked.
     """
     found: tuple[CardName, ...] = ()
+    device = AUTO_DEVICE if device == "auto" else device
     if device != "sim" and real is not None:
         found = resolve_visible(visible, real.cards())
     if not found and device == "cuda":

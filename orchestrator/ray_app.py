@@ -106,16 +106,18 @@ class RayPlacer:
         self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
         logging.getLogger("ray").setLevel(logging.CRITICAL)
         try:
-            ray.init(
-                num_cpus=1,
-                num_gpus=0 if simulated else len(self.cards),
-                resources={SIMULATED_RESOURCE: len(self.cards)} if simulated else None,
-                object_store_memory=OBJECT_STORE_BYTES,
-                include_dashboard=False,
-                log_to_driver=False,
-                configure_logging=False,
-                _temp_dir=str(self.guard.folder),
-            )
+            # Ray puts the driver's folder on its workers' import path: from a checkout, theirs would win over ours.
+            with contextlib.chdir(self.guard.folder):
+                ray.init(
+                    num_cpus=1,
+                    num_gpus=0 if simulated else len(self.cards),
+                    resources={SIMULATED_RESOURCE: len(self.cards)} if simulated else None,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=str(self.guard.folder),
+                )
         except (OSError, RuntimeError, ValueError, TimeoutError) as exc:
             raise HostLost(f"Ray cannot be started: {_first_line(exc)}") from exc
         for index, card in enumerate(self.cards):

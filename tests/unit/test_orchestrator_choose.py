@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from engine.config import AUTO_DEVICE
 from orchestrator.cards import CardName, CardProbe, ProbeError
 from orchestrator.choose import choose_cards, only_visible, resolve_visible
 from orchestrator.scripted import ScriptedProbe
@@ -69,14 +70,19 @@ def test_simulated_cards_serve_a_sweep_of_device_sim_also_beside_real_ones() -> 
     assert choose_cards(None, "sim", REAL, "", None, "host")[0].simulated
 
 
-def test_real_cards_are_used_when_there_are_any() -> None:
-    assert choose_cards(None, "auto", REAL, "", None, "host") == (A, B)
+def test_auto_never_holds_a_real_card_while_it_stands_for_the_simulator() -> None:
+    assert AUTO_DEVICE == "sim"
+    assert choose_cards(None, "auto", REAL, "", None, "host")[0].simulated
+
+
+def test_real_cards_are_used_for_device_cuda() -> None:
+    assert choose_cards(None, "cuda", REAL, "", None, "host") == (A, B)
     assert choose_cards(1, "cuda", REAL, "", "1", "host") == (B,)
 
 
 def test_field_7_more_cards_than_there_are_is_refused_with_both_numbers() -> None:
     with pytest.raises(ProbeError, match=r"9 cards asked, 2 visible"):
-        choose_cards(9, "auto", REAL, "", None, "host")
+        choose_cards(9, "cuda", REAL, "", None, "host")
 
 
 def test_device_cuda_without_a_card_is_refused_with_the_cause() -> None:
