@@ -267,6 +267,17 @@ def test_eos_ends_a_generation_unless_it_is_ignored(tiny: Path, tmp_path: Path) 
     assert run(in_prompt).lines.of("generation")[0]["ids"] == ids, "an end id in the prompt ends nothing"
 
 
+@pytest.mark.parametrize("end", [0, 1, 4])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_field_41_any_of_several_end_ids_ends(tiny: Path, tmp_path: Path, end: int, place: int) -> None:
+    ids = run(tiny).streams[0][0]
+    ends = [511, 510]
+    ends.insert(place, ids[end])
+    folder = reconfigured(tiny, tmp_path / "m", lambda c: c["model"].update(eos_token_id=ends))
+    [generation] = run(folder).lines.of("generation")
+    assert (generation["ids"], generation["stop_reason"]) == (ids[: end + 1], "eos")
+
+
 # -- counters
 
 
