@@ -133,7 +133,9 @@ def test_tied_weights_are_one_key_and_the_gather_reads_them_in_place(samples: Pa
     assert table.kind == "host"
     assert table.name in {plan.keys[k].name for k in head.keys}, "one initialiser, two readers"
     assert sum(k.name == table.name for k in plan.keys) == 1
-    assert gathered.gather_bytes == 128 // 2 + 128 // 32 * 2
+    row_bytes = 128 // 2 + 128 // 32 * 2
+    assert gathered.gather_bytes == plan.gather_bytes == row_bytes
+    assert lower(load(samples / "llama-tied-int4-cuda"), 7).gather_bytes == 7 * row_bytes
 
 
 @pytest.mark.parametrize("name", REFUSED)

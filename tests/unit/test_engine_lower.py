@@ -179,6 +179,26 @@ def test_rotary_tables_shorter_than_the_context_are_refused(tiny: Path, tmp_path
     assert "256 rows" in error.message and "257 positions" in error.message
 
 
+@pytest.mark.parametrize("row_bytes", [0, 1, 2])
+def test_field_47_packed_zero_points_of_one_block_take_a_byte_a_row(tiny: Path, tmp_path: Path, row_bytes: int) -> None:
+    """Blocks of 128 over K = 128: one half byte a row, padded to a whole one; fewer or more bytes are refused."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        gate = node(model, GATE)
+        set_attribute(gate, "block_size", 128)
+        scales = np.full((256, 1), 0.01, np.float32)
+        points = np.full((256, row_bytes), 0xF7, np.uint8)  # garbage in the upper half
+        model.graph.initializer.append(onnx.numpy_helper.from_array(scales, "wide_scales"))
+        model.graph.initializer.append(onnx.numpy_helper.from_array(points, "points"))
+        gate.input[2:] = ["wide_scales", "points"]
+
+    folder = edited(tiny, tmp_path / "m", edit)
+    if row_bytes == 1:
+        assert run(folder).code == 0
+    else:
+        assert "zero points" in refusal(folder).message
+
+
 def test_more_logits_than_the_vocabulary_has_are_refused(tiny: Path, tmp_path: Path) -> None:
     """An id beyond the table could be chosen and then not be read."""
     error = refusal(reconfigured(tiny, tmp_path / "m", lambda c: c["model"].update(vocab_size=511)))
