@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def resolve_ref(repository: Path, ref: str) -> str:
     Raises RefError "no such git ref" with the nearest names, or SpecError when `repository` is not one.
     """
     _require_repository(repository)
-    done = _git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
+    done = run_git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     commit = done.stdout.decode().strip()
     if done.returncode or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
         raise RefError(f"no such git ref: {ref!r} in {repository}", _ref_remedy(repository, ref))
@@ -50,11 +51,7 @@ def export_engine(repository: Path, ref: str, cache: Path) -> ResolvedArm:
     The cache's key is git's own hash of the tree `engine/`, so commits with the same engine share one export. Raises
     RefError when the ref is unknown or its commit holds no engine.
     """
-    commit = resolve_ref(repository, ref)
-    done = _git(repository, "rev-parse", "--verify", "--quiet", f"{commit}:engine")
-    tree = done.stdout.decode().strip()
-    if done.returncode or not tree:
-        raise RefError(f"git ref {ref!r} ({commit[:12]}) holds no engine/", "name a commit that has the engine in it")
+    commit, tree = engine_of(repository, ref)
     place = cache / f"git-{tree}"
     digest = _recorded(place)
     if digest is None:
@@ -65,21 +62,31 @@ def export_engine(repository: Path, ref: str, cache: Path) -> ResolvedArm:
     return ResolvedArm(python_path=place, tree_digest=digest, commit=commit)
 
 
-def checkout_state(checkout: Path) -> CheckoutState:
-    """HEAD's commit of a working tree, and whether its engine differs from it, untracked files included."""
-    if shutil.which("git") is None or _git(checkout, "rev-parse", "--git-dir").returncode:
+def engine_of(repository: Path, ref: str) -> tuple[str, str]:
+    """A ref's commit, and git's own hash of the tree `engine/` in it. Raises RefError when there is none."""
+    commit = resolve_ref(repository, ref)
+    done = run_git(repository, "rev-parse", "--verify", "--quiet", f"{commit}:engine")
+    tree = done.stdout.decode().strip()
+    if done.returncode or not tree:
+        raise RefError(f"git ref {ref!r} ({commit[:12]}) holds no engine/", "name a commit that has the engine in it")
+    return commit, tree
+
+
+def checkout_state(checkout: Path, below: Sequence[str] = ("engine",)) -> CheckoutState:
+    """HEAD's commit of a working tree, and whether anything `below` (pathspecs) differs, untracked files included."""
+    if shutil.which("git") is None or run_git(checkout, "rev-parse", "--git-dir").returncode:
         return CheckoutState(commit=None, is_dirty=False)
-    head = _git(checkout, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    head = run_git(checkout, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
     if head.returncode:
         return CheckoutState(commit=None, is_dirty=True)
-    changes = _git(checkout, "status", "--porcelain", "--untracked-files=all", "--", "engine").stdout
+    changes = run_git(checkout, "status", "--porcelain", "--untracked-files=all", "--", *below).stdout
     return CheckoutState(commit=head.stdout.decode().strip(), is_dirty=bool(changes.strip()))
 
 
 def _fill(repository: Path, commit: str, folder: Path) -> None:
-    done = _git(repository, "archive", "--format=tar", commit, "engine")
+    done = run_git(repository, "archive", "--format=tar", commit, "engine")
     if done.returncode:
-        raise RefError(f"git archive of {commit[:12]} failed: {_last_line(done.stderr)}", "check the repository")
+        raise RefError(f"git archive of {commit[:12]} failed: {last_line(done.stderr)}", "check the repository")
     with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
         archive.extractall(folder, filter="data")
     (folder / "tree.sha256").write_text(tree_digest(folder), encoding="ascii")
@@ -97,20 +104,21 @@ def _recorded(place: Path) -> str | None:
 def _require_repository(repository: Path) -> None:
     if shutil.which("git") is None:
         raise SpecError("git is not installed", "install git, or give arms as path:DIR")
-    if not repository.is_dir() or (done := _git(repository, "rev-parse", "--git-dir")).returncode:
-        why = _last_line(done.stderr) if repository.is_dir() else "no such folder"
+    if not repository.is_dir() or (done := run_git(repository, "rev-parse", "--git-dir")).returncode:
+        why = last_line(done.stderr) if repository.is_dir() else "no such folder"
         raise SpecError(f"{repository} is not a git repository: {why}", "run inside the repository under test")
 
 
 def _ref_remedy(repository: Path, ref: str) -> str:
-    listed = _git(repository, "for-each-ref", "--format=%(refname:short)").stdout.decode(errors="replace")
+    listed = run_git(repository, "for-each-ref", "--format=%(refname:short)").stdout.decode(errors="replace")
     close = difflib.get_close_matches(ref, listed.split(), n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return "run git fetch first, with --unshallow in a shallow clone, or check the spelling"
 
 
-def _git(repository: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+def run_git(repository: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
+    """One git command in a repository, unled by a hook's variables. Raises SpecError when it does not end."""
     environment = {name: value for name, value in os.environ.items() if name not in HOOK_VARIABLES}
     command = ["git", *words]
     try:
@@ -121,6 +129,7 @@ def _git(repository: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
         raise SpecError(f"git {words[0]} took more than {GIT_TIMEOUT_S} s in {repository}", "check the disk") from error
 
 
-def _last_line(text: bytes) -> str:
+def last_line(text: bytes) -> str:
+    """The last line that a command printed."""
     lines = text.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else "no message"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 
 class Document(BaseModel):
@@ -100,11 +100,31 @@ class Expectation(Document):
     reason: str
 
 
+class BuildFailure(Document):
+    """Why an arm could not be built, in one line, and the last lines that its command printed."""
+
+    reason: str
+    log_tail: str = ""
+
+
+class BuildPlan(Document):
+    """How an arm's tree is made ready before it runs: a shell command and the files, below the tree, that it makes.
+
+    `failure` says that it was tried and did not succeed; such an arm has no tree and cannot run.
+    """
+
+    command: str
+    outputs: tuple[str, ...]
+    timeout_s: float = 1800.0
+    failure: BuildFailure | None = None
+
+
 class ArmPlan(Document):
     """One build + config under comparison, resolved.
 
     `source` is what the user wrote (git ref, path, "checkout", "installed"); `tree_digest` the digest of the engine
-    tree that the child must report; `python_path` where the child imports it from (None: the installed package).
+    tree that the child must report, a build's outputs included; `python_path` where the child imports it from (None:
+    the installed package).
     """
 
     name: str
@@ -117,6 +137,21 @@ class ArmPlan(Document):
     config: dict[str, str | int | float | bool | None] = {}
     env: dict[str, str] = {}
     command: tuple[str, ...] = ()
+    build: BuildPlan | None = None
+
+    @property
+    def unbuilt(self) -> str:
+        """Why this arm could not be built, in one line; empty when it was, or needs no build."""
+        failure = None if self.build is None else self.build.failure
+        return "" if failure is None else f"build failed: {failure.reason}"
+
+    @model_serializer(mode="wrap")
+    def _without_absent_build(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An arm without a build is written as before there were builds: stored manifests keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if self.build is None:
+            fields.pop("build", None)
+        return fields
 
 
 class RunSettings(Document):

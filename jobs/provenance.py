@@ -9,12 +9,13 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal, Protocol
 
 from jobs.errors import SpecError
+from jobs.model import BuildFailure, BuildPlan
 
 ENGINE_SUFFIXES = frozenset({".py", ".cu", ".json"})
 HARNESS_PACKAGES = ("jobs", "reports", "orchestrator")
@@ -36,10 +37,14 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class ArmSource:
-    """Where an arm's engine comes from; `value` is the git ref or the absolute folder, empty otherwise."""
+    """Where an arm's engine comes from; `value` is the git ref or the absolute folder, empty otherwise.
+
+    `build`: what must be run in the whole tree of that source before it can serve.
+    """
 
     kind: SourceKind
     value: str = ""
+    build: BuildPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,15 @@ class ResolvedModel:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedArm:
-    """An engine tree that exists: the folder above `engine/` (None: the installed package), and its digest."""
+    """An engine tree that exists: the folder above `engine/` (None: the installed package), and its digest.
+
+    With `failure` there is none: no folder, an empty digest.
+    """
 
     python_path: Path | None
     tree_digest: str
     commit: str | None = None
+    failure: BuildFailure | None = None
 
 
 class Resolver(Protocol):
@@ -69,18 +78,34 @@ class Resolver(Protocol):
         """Encode text with the model's own tokenizer."""
 
     def arm(self, name: str, source: ArmSource) -> ResolvedArm:
-        """Find or export an engine tree."""
+        """Find, export or build an engine tree; a build that fails is an answer, no error."""
 
 
-def tree_digest(tree: Path) -> str:
+def tree_digest(tree: Path, outputs: Sequence[str] = ()) -> str:
     """sha256 over the engine below `tree`: sorted relative paths and contents of its code and data, caches apart.
 
-    `tree` is the folder that holds `engine/`. Raises SpecError when there is no engine in it.
+    `tree` is the folder that holds `engine/`; `outputs` are the files, or folders of files, that a build made in it:
+    other bytes in one of them are another engine. Raises SpecError when there is no engine in the tree, or when an
+    output is absent, empty as a folder, or leads out of the tree.
     """
-    files = list(engine_files(tree))
+    files = set(engine_files(tree))
     if not files:
         raise SpecError(f"no engine in {tree}", "give the folder that holds engine/__init__.py")
+    for output in outputs:
+        files |= output_files(tree, output)
     return _digest(tree, files)
+
+
+def output_files(tree: Path, output: str) -> set[Path]:
+    """The files of one declared output of a build, which may be a folder; caches in it do not count."""
+    place = tree / output
+    found = {place} if place.is_file() else set(_walk(place, Path.is_file))
+    if not found:
+        raise SpecError(f"output {output} is missing", "the build command must make it; outputs count from the tree")
+    outside = [path for path in sorted(found) if not path.resolve().is_relative_to(tree.resolve())]
+    if outside:
+        raise SpecError(f"output {output} leads out of the tree, to {outside[0].resolve()}", "build into the tree")
+    return found
 
 
 def engine_files(tree: Path) -> Iterator[Path]:

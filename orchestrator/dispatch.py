@@ -138,7 +138,7 @@ class Dispatcher:
             seat.claim = None
         if seat.claim is None:
             self._take_block(seat)
-        if seat.claim is not None and self._clock() >= seat.look_at_s:
+        if seat.claim is not None and seat.runs and self._clock() >= seat.look_at_s:
             seat.ticket = self._placer.look(seat.worker)
 
     def _take_block(self, seat: Seat) -> None:
@@ -150,8 +150,20 @@ class Dispatcher:
             home = self._homes.get(claim.block_id, seat.card)
             next(other for other in self._seats if other.card == home).backlog.append(claim)
         seat.claim = seat.backlog.pop(0)
-        seat.runs = list(seat.claim.pending)
-        seat.tried = list(seat.runs[0].attempts)
+        seat.runs = self._runnable(seat.claim)
+        seat.tried = list(seat.runs[0].attempts) if seat.runs else []
+
+    def _runnable(self, claim: BlockClaim) -> list[RunTicket]:
+        """The pending runs of a block; those of an arm that could not be built end here, with no attempt."""
+        found = []
+        for run in claim.pending:
+            if reason := self._arms[run.arm].unbuilt:
+                self._store.finish_run(run.run_id, "exhausted", reason, fence=claim.fence)
+                counts = self._store.pending(self._sweep_id)
+                self._tell(Happening("end", claim.cell, run.arm, reason, counts))
+            else:
+                found.append(run)
+        return found
 
     def _begin(self, seat: Seat) -> None:
         """Open the attempt and hand the run over."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.tokens import Tokens
 from engine.zoo import MODELS, build, model_digest
+from jobs.arm_build import Built, build_place, build_tree, find_built
 from jobs.errors import SpecError
-from jobs.git_trees import checkout_state, export_engine
+from jobs.git_trees import CheckoutState, checkout_state, export_engine
+from jobs.model import BuildFailure, BuildPlan
 from jobs.provenance import (
     ArmSource,
     ModelSource,
@@ -19,14 +22,22 @@ from jobs.provenance import (
     snapshot,
     tree_digest,
 )
+from jobs.whole_trees import OURS, WholeTree, whole_folder, whole_ref
 from orchestrator.settings import Settings
+from reports.redact import redact
 
 
 @dataclass(frozen=True, slots=True)
 class LocalResolver:
-    """Resolves on this host. Raises SpecError for names and refs, EngineError for models that are broken or absent."""
+    """Resolves on this host. Raises SpecError for names and refs, EngineError for models that are broken or absent.
+
+    `tell` hears what takes long. An arm that could not be built is not tried again by the same resolver: its null arm
+    would only fail as slowly.
+    """
 
     settings: Settings
+    tell: Callable[[str], None] = lambda _line: None
+    _failed: dict[Path, BuildFailure] = field(default_factory=dict)
 
     def model(self, name: str, source: ModelSource) -> ResolvedModel:
         """A folder that the user named, or one built from the zoo; its digest is computed here, from its files."""
@@ -46,31 +57,64 @@ class LocalResolver:
         return tuple(Tokens(model.path).encode(text))
 
     def arm(self, name: str, source: ArmSource) -> ResolvedArm:
-        """An engine tree, copied aside when it could change under the runs."""
+        """An engine tree, copied aside when it could change under the runs; built there when the arm asks for that."""
+        if source.build is not None:
+            return self._built(name, source, source.build)
         if source.kind == "installed":
             return ResolvedArm(None, tree_digest(own_root()))
         if source.kind == "path":
             return ResolvedArm(*snapshot(Path(source.value), self.settings.trees))
-        checkout = find_checkout(self.settings.cwd)
         if source.kind == "git":
-            return export_engine(checkout or self.settings.cwd, source.value, self.settings.trees)
+            return export_engine(self._repository(), source.value, self.settings.trees)
+        checkout = self._checkout(name)
+        place, digest = snapshot(checkout, self.settings.trees)
+        return ResolvedArm(place, digest, _commit_words(checkout_state(checkout)))
+
+    def whole(self, name: str, source: ArmSource) -> tuple[WholeTree, str | None]:
+        """All of an arm's source, as a build needs it, and its commit where it has one."""
+        if source.kind == "path":
+            return whole_folder(Path(source.value)), None
+        if source.kind == "git":
+            return whole_ref(self._repository(), source.value)
+        assert source.kind == "checkout", source
+        checkout = self._checkout(name)
+        return whole_folder(checkout), _commit_words(checkout_state(checkout, (".", f":(exclude){OURS}")))
+
+    def _built(self, name: str, source: ArmSource, build: BuildPlan) -> ResolvedArm:
+        tree, commit = self.whole(name, source)
+        place = build_place(tree, build, self.settings.trees)
+        failure = self._failed.get(place)
+        if failure is None:
+            done = build_tree(
+                tree, build, self.settings.trees, self.settings.environ, lambda line: self.tell(f"arm {name}: {line}")
+            )
+            if isinstance(done, Built):
+                return ResolvedArm(done.tree, done.digest, commit)
+            failure = BuildFailure(reason=redact(done.reason), log_tail=redact(done.log_tail))
+            self._failed[place] = failure
+        self.tell(f"arm {name}: build failed: {failure.reason} (log in {place / 'log'})")
+        return ResolvedArm(None, "", commit, failure)
+
+    def _repository(self) -> Path:
+        return find_checkout(self.settings.cwd) or self.settings.cwd
+
+    def _checkout(self, name: str) -> Path:
+        checkout = find_checkout(self.settings.cwd)
         if checkout is None:
             raise SpecError(
                 f"arm {name}: no checkout with an engine at or above {self.settings.cwd}",
                 "run inside the repository under test, or use source: installed",
             )
-        place, digest = snapshot(checkout, self.settings.trees)
-        state = checkout_state(checkout)
-        commit = f"{state.commit}-dirty" if state.commit and state.is_dirty else state.commit
-        return ResolvedArm(place, digest, commit)
+        return checkout
 
 
 @dataclass(frozen=True, slots=True)
 class DryResolver:
-    """Resolves for a look at the plan only: builds no model, and says what it would build."""
+    """Resolves for a look at the plan only: builds no model and no arm, and says what it would build."""
 
     real: LocalResolver
     absent: list[str]
+    unbuilt: dict[str, str] = field(default_factory=dict)  # arm -> the command
 
     def model(self, name: str, source: ModelSource) -> ResolvedModel:
         """The model if it stands already, else its place, noted in `absent`."""
@@ -86,8 +130,19 @@ class DryResolver:
         return self.real.prompt_ids(model, text) if model.digest else (0,)
 
     def arm(self, name: str, source: ArmSource) -> ResolvedArm:
-        """The arm, for a wrong ref must show in a dry run too."""
-        return self.real.arm(name, source)
+        """The arm, for a wrong ref must show in a dry run too; one that is not built yet is noted in `unbuilt`."""
+        if source.build is None:
+            return self.real.arm(name, source)
+        tree, commit = self.real.whole(name, source)
+        found = find_built(build_place(tree, source.build, self.real.settings.trees), source.build)
+        if found is None:
+            self.unbuilt[name] = source.build.command
+            return ResolvedArm(None, "", commit)
+        return ResolvedArm(found.tree, found.digest, commit)
+
+
+def _commit_words(state: CheckoutState) -> str | None:
+    return f"{state.commit}-dirty" if state.commit and state.is_dirty else state.commit
 
 
 def built_folder(settings: Settings, source: ModelSource) -> Path:

@@ -42,6 +42,8 @@ def changes(then: Manifest, now: Manifest) -> list[str]:
     differs = [] if then.source_text == now.source_text else ["the sweep file"]
     trees = {arm.name: arm.tree_digest for arm in then.arms}
     differs += [f"the engine of arm {a.name}" for a in now.arms if trees.get(a.name, a.tree_digest) != a.tree_digest]
+    builds = {arm.name: arm.build for arm in then.arms}
+    differs += [f"the build of arm {a.name}" for a in now.arms if builds.get(a.name, a.build) != a.build]
     models = {cell.model: cell.model_digest for cell in then.cells}
     for cell in now.cells:
         if models.get(cell.model, cell.model_digest) != cell.model_digest:

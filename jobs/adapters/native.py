@@ -58,9 +58,11 @@ class NativeAdapter:
 
     def run(self, order: RunOrder, place: RunPlace) -> RunResult:
         """One attempt: spawn, listen, verify, write down."""
+        if order.arm.unbuilt:  # without a tree it would import the installed engine
+            return RunResult("failed", None, order.arm.unbuilt)
         tree = Path(order.arm.python_path) if order.arm.python_path else own_root()
         try:
-            digest = tree_digest(tree)
+            digest = tree_digest(tree, order.arm.build.outputs if order.arm.build else ())
         except SpecError as exc:
             return RunResult("failed", None, f"engine tree: {exc}")
         if order.arm.tree_digest and digest != order.arm.tree_digest:

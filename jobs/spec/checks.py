@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from engine import config as engine_config
@@ -13,7 +14,7 @@ from jobs.errors import SpecError
 from jobs.metrics import METRICS, expression_names
 from jobs.model import ArmRole
 from jobs.spec.faults import first_of, nearest
-from jobs.spec.form import ArmForm, ExpectationsForm, SweepForm
+from jobs.spec.form import ArmForm, BuildForm, ExpectationsForm, SweepForm
 from jobs.spec.yaml_lines import Path_, Source
 
 AXES_APART = ("model", "prompt")
@@ -37,7 +38,7 @@ def check_sweep(form: SweepForm, source: Source) -> None:
         *_locks(form, source),
     ]
     if not faults:  # these need arms whose `like` is sound
-        faults = [*_roles(form, source), *_differences(form, source)]
+        faults = [*_roles(form, source), *_differences(form, source), *_unbuildable(form, source)]
     if faults:
         raise first_of(faults)
 
@@ -52,6 +53,7 @@ def merged(form: SweepForm, name: str) -> ArmForm:
         source=arm.source or other.source,
         role=arm.role,
         adapter=arm.adapter or other.adapter,
+        build=arm.build if "build" in arm.model_fields_set else other.build,  # `build: null` takes none over
         config={**other.config, **arm.config},
         env={**other.env, **arm.env},
     )
@@ -106,6 +108,31 @@ def _arm_likes(form: SweepForm, source: Source) -> Iterator[SpecError]:
         for key in arm.env:
             if not key.replace("_", "a").isalnum() or key[0].isdigit():
                 yield source.error((*path, "env", key), f"{key!r} is not an environment variable's name", "rename it")
+        if arm.build is not None:
+            yield from _build(arm.build, (*path, "build"), source)
+
+
+def _build(build: BuildForm, path: Path_, source: Source) -> Iterator[SpecError]:
+    if not build.command.strip():
+        yield source.error((*path, "command"), "the build command is empty", "give the shell command that builds")
+    seen: set[PurePosixPath] = set()
+    for index, text in enumerate(build.outputs):
+        output, place = PurePosixPath(text), (*path, "outputs", index)
+        if output.is_absolute() or ".." in output.parts:
+            yield source.error(place, f"the output {text!r} is not inside the arm's tree", "a path below its root")
+        elif not output.parts or not text.strip():
+            yield source.error(place, f"the output {text!r} names no file", "a path below the tree's root")
+        elif output in seen:
+            yield source.error(place, f"the output {text!r} stands twice", "remove one")
+        seen.add(output)
+
+
+def _unbuildable(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    for name in form.arms:
+        arm = merged(form, name)
+        if arm.build is not None and arm.source == "installed":
+            remedy = "give it a checkout, path or git ref as source, or write build: null"
+            yield source.error(("arms", name, "build"), f"arm {name!r} is installed: there is no tree to build", remedy)
 
 
 def _loops(form: SweepForm, name: str) -> bool:
@@ -211,7 +238,7 @@ def _differences(form: SweepForm, source: Source) -> Iterator[SpecError]:
     base = merged(form, next(iter(form.arms)))
     for name in list(form.arms)[1:]:
         arm = merged(form, name)
-        if role_of(form, name) == "null" and (arm.source, arm.config, arm.env) != (base.source, base.config, base.env):
+        if role_of(form, name) == "null" and _made_of(arm) != _made_of(base):
             yield source.error(("arms", name), f"the null arm {name!r} differs from base", "write it as {like: base}")
             continue
         differing = [key for key in {**base.config, **arm.config} if _value(base, key) != _value(arm, key)]
@@ -219,6 +246,10 @@ def _differences(form: SweepForm, source: Source) -> Iterator[SpecError]:
             if key not in form.varies:
                 path: Path_ = ("arms", name, "env") if key == "env" else ("arms", name, "config", key)
                 yield source.error(path, f"arm {name!r} differs from base in {key}", f"name it: varies: [{key}]")
+
+
+def _made_of(arm: ArmForm) -> tuple[Any, ...]:
+    return (arm.source, arm.build, arm.config, arm.env)
 
 
 def _value(arm: ArmForm, key: str) -> Any:

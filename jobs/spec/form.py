@@ -51,6 +51,14 @@ class PromptForm(Form):
     text: Text | None = None
 
 
+class BuildForm(Form):
+    """How an arm's tree is made ready: a shell command, the files below the tree that it makes, and its time."""
+
+    command: Text
+    outputs: Annotated[tuple[Text, ...], Field(min_length=1)]
+    timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+
+
 class ArmForm(Form):
     """One build and config under comparison. `like` takes another arm's values; what is written here replaces them."""
 
@@ -58,6 +66,7 @@ class ArmForm(Form):
     like: Text | None = None
     role: ArmRole | None = None
     adapter: Literal["native"] | None = None
+    build: BuildForm | None = None
     config: dict[str, OneValue] = {}
     env: dict[str, str] = {}
 

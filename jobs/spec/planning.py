@@ -10,6 +10,7 @@ from pathlib import Path
 from jobs.errors import SpecError
 from jobs.model import (
     ArmPlan,
+    BuildPlan,
     CellPlan,
     Expectation,
     Gate,
@@ -125,8 +126,9 @@ def _arm(spec: SweepSpec, name: str, resolver: Resolver) -> ArmPlan:
     kind, _, value = arm.source.partition(":")
     if kind == "path":
         value = str((spec.folder / Path(value).expanduser()).resolve())
+    build = None if arm.build is None else BuildPlan(**arm.build.model_dump())
     try:
-        found: ResolvedArm = resolver.arm(name, ArmSource(kind, value))  # type: ignore[arg-type]
+        found: ResolvedArm = resolver.arm(name, ArmSource(kind, value, build))  # type: ignore[arg-type]
     except SpecError as error:
         raise _placed(spec, ("arms", name, "source"), error) from error
     return ArmPlan(
@@ -139,6 +141,7 @@ def _arm(spec: SweepSpec, name: str, resolver: Resolver) -> ArmPlan:
         python_path=None if found.python_path is None else str(found.python_path),
         config=arm.config,
         env=arm.env,
+        build=None if build is None else build.model_copy(update={"failure": found.failure}),
     )
 
 

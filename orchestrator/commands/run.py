@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ from jobs.errors import SpecError
 from jobs.model import Manifest
 from jobs.order import run_order
 from jobs.provenance import harness_digest, own_root
-from jobs.spec import load, plan
+from jobs.spec import SweepSpec, load, plan
 from jobs.store import Store
 from orchestrator.commands.terminal import JsonOption, StoreOption, open_store, say, say_json, say_table, settings_for
 from orchestrator.conclude import Concluded, judge_sweep, write_reports
@@ -85,10 +86,30 @@ def _submitted(store: Store, sweep: str, given: Settings, resume: bool) -> tuple
         return open_by_id(store, sweep, harness)
     spec = load(Path(sweep))
     sys.stderr.write("resolving models, prompts and arms\n")
-    manifest = plan(spec, LocalResolver(given))
+    manifest = _planned(spec, given)
     if resume:
         return open_by_manifest(store, manifest, harness), manifest
     return store.submit(manifest, harness, harness_version(), key=f"run-{ULID()}".lower()), manifest
+
+
+def _planned(spec: SweepSpec, given: Settings) -> Manifest:
+    """Resolve, which may build models and arms: either signal ends what is being built, and then this command."""
+    heard: list[int] = []
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        heard.append(number)
+        if len(heard) == 1:  # a second one must not interrupt the ending of a build's processes
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        return plan(spec, LocalResolver(given, tell=lambda line: print(line, file=sys.stderr)))
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped; nothing was submitted\n")
+        raise typer.Exit(128 + heard[0]) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _work(
@@ -144,7 +165,7 @@ def _show_plan(sweep: str, given: Settings, as_json: bool) -> None:
     resolver = DryResolver(LocalResolver(given), [])
     manifest = plan(load(Path(sweep)), resolver)
     expected = estimate(manifest, given.store_url)
-    document = _plan_document(manifest, expected, resolver.absent)
+    document = _plan_document(manifest, expected, resolver)
     if as_json:
         say_json(document)
         return
@@ -155,9 +176,11 @@ def _show_plan(sweep: str, given: Settings, as_json: bool) -> None:
     say(f"\n{len(manifest.cells)} cells, {document['runs']} runs, {expected.words}")
     for name in resolver.absent:
         say(f"model {name} is not built yet; the run will build it")
+    for name, command in resolver.unbuilt.items():
+        say(f"arm {name} is not built yet; the run will build it with: {command}")
 
 
-def _plan_document(manifest: Manifest, expected: Estimate, absent: list[str]) -> dict[str, Any]:
+def _plan_document(manifest: Manifest, expected: Estimate, resolver: DryResolver) -> dict[str, Any]:
     cells = [
         {
             "cell": cell.cell,
@@ -174,6 +197,7 @@ def _plan_document(manifest: Manifest, expected: Estimate, absent: list[str]) ->
         "cells": cells,
         "runs": sum(int(str(cell["runs"])) for cell in cells),
         "time": expected.words,
-        "models_to_build": absent,
+        "models_to_build": resolver.absent,
+        "arms_to_build": resolver.unbuilt,
         "manifest_digest": manifest.digest(),
     }

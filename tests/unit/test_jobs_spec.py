@@ -189,8 +189,11 @@ def keys_below(annotation: object, value: object) -> set[tuple[str, str]]:
         fields = {info.alias or name: info.annotation for name, info in annotation.model_fields.items()}
         own = {(annotation.__name__, key) for key in value}
         return own.union(*(keys_below(fields[key], item) for key, item in value.items()))
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     inner = typing.get_args(annotation)
+    optional = [one for one in inner if isinstance(one, type) and issubclass(one, BaseModel)]
+    if optional and type(None) in inner and isinstance(value, dict):
+        return keys_below(optional[0], value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
     forms = [found for one in inner for found in (one, *typing.get_args(one))]
     return set().union(*(keys_below(form, item) for form in forms for item in items if isinstance(item, dict)))
 
