@@ -8,7 +8,7 @@ from jobs import outcomes, wording
 from jobs.model import Gate, GateAction
 from jobs.verdict import Finding, Outcome
 
-EVIDENCE: frozenset[Outcome] = frozenset({"MISSING", "VACUOUS", "NOT_COMPARABLE", "CONTAMINATED"})
+EVIDENCE: frozenset[Outcome] = frozenset({"MISSING", "VACUOUS", "NOT_COMPARABLE", "CONTAMINATED", "BUILD_FAILED"})
 """Outcomes that say "nothing is proven": they block wherever any gate blocks."""
 
 
@@ -31,8 +31,9 @@ class Docket:
         run_ids: Iterable[str] = (),
         of_base: bool = False,
         note: bool = False,
+        log: str = "",
     ) -> None:
-        """Add a finding. `of_base`: nondeterminism of base leaves the question open; `note`: never costs anything."""
+        """Add a finding. `of_base`: the same of base leaves the question open; `note`: never costs anything."""
         action = self._action(outcome, gate)
         if action == "off":
             return
@@ -46,6 +47,7 @@ class Docket:
                 exit_code=0 if note else outcomes.exit_for(outcome, action, of_base=of_base),
                 gate=gate,
                 run_ids=tuple(dict.fromkeys(run_ids)),
+                log=log,
             )
         )
 

@@ -98,6 +98,8 @@ class _Cell:
         rows = judge_pair.judge_identity(
             base, arm, self.manifest.identity, unsteady=unsteady, vacuous=unmet, comparable=comparable
         )
+        if unbuilt := base.plan.unbuilt or arm.plan.unbuilt:
+            rows = tuple(row.model_copy(update={"note": unbuilt}) if row.klass == "MISSING" else row for row in rows)
         self.pair_rows[arm.name] = rows
         judge_pair.find_differences(self.docket, arm, rows)
         if not both:

@@ -17,7 +17,11 @@ def find_endings(docket: Docket, base: ArmEvidence | None, arms: Sequence[ArmEvi
     """Runs that gave nothing. What the engine did in head alone is a finding; done in base too, nothing is proven."""
     base_fails = base is not None and bool(base.ended("engine"))
     base_counts = base is not None and bool(base.counted())
+    base_unbuilt = base is not None and bool(base.plan.unbuilt)
     for arm in arms:
+        if arm.plan.unbuilt:
+            _build_failure(docket, arm, of_base=base_unbuilt)
+            continue
         for kind, outcome in (("contaminated", "CONTAMINATED"), ("infrastructure", "INFRASTRUCTURE")):
             for ended in _by_detail(arm.ended(kind)):  # type: ignore[arg-type]
                 docket.add(
@@ -97,6 +101,22 @@ def find_own_mismatches(docket: Docket, plan: CellPlan, arm: ArmEvidence) -> boo
         gate = "infrastructure" if outcome == "INFRASTRUCTURE" else "identity"
         docket.add(outcome, gate, f"{arm.name}: {message}", arm=arm.name, remedy=remedy, run_ids=run_ids)  # type: ignore[arg-type]
     return bool(found)
+
+
+def _build_failure(docket: Docket, arm: ArmEvidence, *, of_base: bool) -> None:
+    """An arm that could not be built, so that none of its runs can be. Head's own fault only when base can be built."""
+    assert arm.plan.build is not None and arm.plan.build.failure is not None, arm.name
+    failure, whose = arm.plan.build.failure, "; base could not be built either" if of_base else ""
+    message = f"{arm.name} could not be built, so all {arm.expected} of its runs are missing: {failure.reason}"
+    docket.add(
+        "BUILD_FAILED",
+        "identity",
+        message if arm.plan.role in ("base", "null") else message + whose,
+        arm=arm.name,
+        run_ids=[run.run_id for run in arm.runs],
+        of_base=of_base,
+        log=failure.log_tail,
+    )
 
 
 def _engine_failure(

@@ -22,6 +22,7 @@ EXIT_WHEN_BLOCKING = MappingProxyType[Outcome, int](
         "UNADJUDICATED": 1,
         "NONDETERMINISTIC": 1,  # of head; of base 3, see `exit_for`
         "BROKEN_INVARIANT": 1,
+        "BUILD_FAILED": 1,  # of head; of base 3, see `exit_for`
         "REGRESSED": 1,
         "TIME_WORSE": 1,
         "INFRASTRUCTURE": 4,
@@ -62,10 +63,10 @@ def evidence_action(gate: Gate) -> GateAction:
 
 
 def exit_for(outcome: Outcome, action: GateAction, *, of_base: bool = False) -> int:
-    """Exit code of one finding; an engine that is nondeterministic in base leaves the question open (3)."""
+    """Exit code of one finding; a base that does not repeat itself, or does not build, leaves the question open (3)."""
     if action != "block":
         return 4 if outcome == "INFRASTRUCTURE" else 0
-    if outcome == "NONDETERMINISTIC" and of_base:
+    if of_base and outcome in ("NONDETERMINISTIC", "BUILD_FAILED"):
         return 3
     return EXIT_WHEN_BLOCKING[outcome]
 

@@ -35,6 +35,7 @@ Outcome = Literal[
     "UNADJUDICATED",
     "NONDETERMINISTIC",
     "REGRESSED",
+    "BUILD_FAILED",
     "BROKEN_INVARIANT",
     "VACUOUS",
     "NOT_COMPARABLE",
@@ -46,7 +47,10 @@ Outcome = Literal[
 
 
 class Finding(Document):
-    """One thing to know, with what it does to the exit code (0 when it only advises)."""
+    """One thing to know, with what it does to the exit code (0 when it only advises).
+
+    `log` is the end of what a program printed, where that is what tells.
+    """
 
     outcome: Outcome
     cell: str
@@ -56,6 +60,7 @@ class Finding(Document):
     exit_code: int
     gate: Literal["identity", "exact", "time", "infrastructure"]
     run_ids: tuple[str, ...] = ()
+    log: str = ""
 
 
 class IdentityRow(Document):

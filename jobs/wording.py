@@ -16,6 +16,7 @@ REMEDY = MappingProxyType[Outcome, str](
         "UNADJUDICATED": "Treat it as wrong tokens until an oracle has adjudicated it.",
         "NONDETERMINISTIC": "Find the race or the stale state that makes runs of one build disagree.",
         "BROKEN_INVARIANT": "The record contradicts itself: mend the counters or the accounting behind them.",
+        "BUILD_FAILED": "Mend what the build's log names, or the build command in the sweep file; then run it again.",
         "REGRESSED": "Mend the regression, or declare the change in the expectations file with a reason.",
         "TIME_WORSE": "Profile the slower arm; rerun with more blocks if in doubt.",
         "INFRASTRUCTURE": "Mend the host or the worker, then run the sweep again with --resume.",

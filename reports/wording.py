@@ -18,6 +18,7 @@ OUTCOMES: Final[Mapping[str, tuple[Tone, str]]] = {
     "UNADJUDICATED": ("bad", "tokens differ and nothing could decide why"),
     "NONDETERMINISTIC": ("bad", "an arm does not repeat itself"),
     "REGRESSED": ("bad", "an exact counter is worse"),
+    "BUILD_FAILED": ("bad", "an arm could not be built"),
     "BROKEN_INVARIANT": ("bad", "the counters contradict each other"),
     "VACUOUS": ("warn", "the path under test never ran, so nothing is proven"),
     "NOT_COMPARABLE": ("warn", "the arms differ in more than what was meant to vary"),

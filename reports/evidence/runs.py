@@ -61,7 +61,9 @@ def build(cell: CellInput) -> Section:
 def reruns(doc: JudgeInput, cell: CellInput) -> Section:
     """A command for each arm."""
     arms = [arm for arm in doc.manifest.arms if arm.name in cell.plan.arms]
-    lines = tuple(f"{rerun_command(arm, cell)}  # {arm.name}" for arm in arms)
+    lines = tuple(
+        f"# {arm.name}: {arm.unbuilt}" if arm.unbuilt else f"{rerun_command(arm, cell)}  # {arm.name}" for arm in arms
+    )
     return Section("rerun", "Run it again", words("One run of each arm, by hand."), (Verbatim(lines, "commands"),))
 
 

@@ -18,11 +18,13 @@ from reports.blocks import (
     Strong,
     Table,
     Text,
+    Verbatim,
     joined,
     words,
 )
 from reports.format import integer, plural
 from reports.ranking import Ranked
+from reports.redact import redact
 from reports.traffic import setting
 from reports.view import Scope, SweepView
 from reports.wording import OUTCOMES, outcome
@@ -30,7 +32,7 @@ from reports.wording import OUTCOMES, outcome
 
 def build(view: SweepView, scope: Scope) -> Section:
     """Findings with their remedies first, then the rows that moved, worst first."""
-    telling = [*_findings(view, scope), *_rows(view, scope)]
+    telling = [*_findings(view, scope), *_logs(view, scope), *_rows(view, scope)]
     blocks: list[Block] = [*_arms(view), *telling]
     if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
@@ -70,6 +72,16 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
         for finding in shown
     )
     return [Table("Findings", columns, rows, more=len(findings) - len(shown))]
+
+
+def _logs(view: SweepView, scope: Scope) -> list[Block]:
+    """The end of each log that a finding rests on, once: every cell of an arm has the same. As many lines as rows."""
+    logs = {finding.log: finding.arm for finding in view.verdict.findings if finding.log}
+    blocks: list[Block] = []
+    for log, arm in logs.items():
+        lines = tuple(redact(log).splitlines()[-scope.rows :])
+        blocks += [Paragraph(words("The log of ", Strong(arm), " ends:")), Verbatim(lines, f"end of the log of {arm}")]
+    return blocks
 
 
 def _arms(view: SweepView) -> list[Block]:
