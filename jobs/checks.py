@@ -13,7 +13,7 @@ from engine.errors import EXIT_KINDS
 from jobs import expressions
 from jobs.gates import CLOSING
 from jobs.metrics import is_finite
-from jobs.model import AttemptFact, CellPlan, Equation, Generation, Missing, Reading, RunFact, RunRecord
+from jobs.model import AttemptFact, CellPlan, Certificate, Equation, Generation, Missing, Reading, RunFact, RunRecord
 
 EndKind = Literal["measured", "engine", "infrastructure", "contaminated", "absent"]
 
@@ -28,6 +28,13 @@ _RELATIONS = {
     "<=": lambda lhs, rhs: lhs <= rhs,
     ">=": lambda lhs, rhs: lhs >= rhs,
 }
+
+
+MOST = 2**63 - 1
+"""Largest figure that a counter can hold; the store holds no larger one."""
+
+IMPOSSIBLE = ("not a storable number", "not finite")
+"""How a reading begins that was replaced because it could not be: the store keeps no NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +109,7 @@ def length_fault(plan: CellPlan, generation: Generation) -> str:
 def invalid_figures(record: RunRecord) -> list[str]:
     """Figures that cannot be: NaN and infinities anywhere, negative or fractional counts and bytes."""
     faults = [f"{name} is {value}" for name, value in sorted(record.counters.items()) if not _possible(name, value)]
-    faults += [
-        f"fact {name} is {value}"
-        for name, value in sorted(record.facts.items())
-        if isinstance(value, float) and not is_finite(value)
-    ]
+    faults += [f"fact {name} is {value}" for name, value in sorted(record.facts.items()) if not _possible_fact(value)]
     for generation in record.generations:
         where = f"generation {generation.index}"
         faults += [
@@ -132,13 +135,23 @@ def non_finite_logits(record: RunRecord) -> str:
     return ""
 
 
-def evaluate_equations(plan: CellPlan, record: RunRecord, values: Mapping[str, Reading]) -> list[Evaluated]:
-    """The engine's equations re-evaluated, the judge's own from the counters, and the sweep's invariants."""
+def evaluate_equations(
+    plan: CellPlan, record: RunRecord, values: Mapping[str, Reading], *, keeps_all: bool = True
+) -> list[Evaluated]:
+    """The engine's equations re-evaluated, the judge's own from the counters, and the sweep's invariants.
+
+    `keeps_all`: the engine keeps every counter and states its equations, as the native one does. What is absent then
+    was lost; of another engine it is left out, for counters that it does not keep close nothing.
+    """
     found = [_restated(equation) for equation in record.equations]
+    if keeps_all and not record.equations:
+        found.append(Evaluated("the engine's own equations", None, False, "not evaluated: the run states none"))
     for text in CLOSING:
         closed = _equation(f"recomputed: {text}", text, values)
-        if closed.equation:  # counters that an engine does not keep close nothing
+        if closed.equation or keeps_all:
             found.append(closed)
+    if keeps_all and "emitted_tokens" not in record.counters:
+        found.append(_closed("emitted_tokens == ids given out", Missing(missing="not recorded"), 0))
     found += _sums(record)
     found += [_equation(invariant.expr, invariant.expr, values) for invariant in plan.invariants]
     return found
@@ -177,12 +190,25 @@ def _certified(record: RunRecord) -> Ending:
     certificate = record.certificate
     if certificate is None:
         return Ending("contaminated", "no certificate", "nothing says that the card was clear")
+    if certificate.verdict in ("clear", "throttled") and (unproven := _unproven(certificate)):
+        return Ending("contaminated", "unproven", f"the certificate says {certificate.verdict}, and {unproven}")
     if certificate.verdict == "throttled":
         return Ending("measured", "throttled", "; ".join(certificate.reasons))
     if certificate.verdict != "clear":
         reasons = "; ".join(certificate.reasons) or "no reason given"
         return Ending("contaminated", certificate.verdict, f"card {certificate.verdict}: {reasons}")
     return Ending("measured")
+
+
+def _unproven(certificate: Certificate) -> str:
+    """What a certificate lacks to prove its own word; empty when it lacks nothing. Unknown is not clear."""
+    lacks = []
+    if certificate.grade == "none":
+        lacks.append("foreign processes could not be told apart at all")
+    lacks += [f"nothing was read {when} the run" for when in ("before", "after") if not getattr(certificate, when)]
+    if certificate.samples < 1:
+        lacks.append("no sample was taken during the run")
+    return "; ".join(lacks)
 
 
 def _from_attempts(run: RunFact) -> Ending:
@@ -222,10 +248,16 @@ def _word_of(text: str) -> str:
 # ---- figures and equations ---------------------------------------------------------------------------------------
 
 
+def _possible_fact(value: int | float | str) -> bool:
+    if isinstance(value, str):
+        return not value.startswith(IMPOSSIBLE)
+    return is_finite(value) and abs(value) <= MOST
+
+
 def _possible(name: str, value: Reading) -> bool:
     if isinstance(value, Missing):
-        return True
-    if not is_finite(value):
+        return not value.missing.startswith(IMPOSSIBLE)
+    if not is_finite(value) or abs(value) > MOST:
         return False
     counter = COUNTERS.get(name)
     whole = counter is not None and counter.unit in ("count", "bytes")
@@ -286,7 +318,9 @@ def _activity(generations: list[Generation], name: str) -> int | float:
 
 def _closed(text: str, total: Reading, parts: int | float, row: str = "") -> Evaluated:
     name = f"recomputed: {row or text}"
-    if isinstance(total, Missing) or not is_finite(total) or not is_finite(parts):
+    if isinstance(total, Missing):
+        return Evaluated(name, None, False, f"not evaluated: {total.missing}")
+    if not is_finite(total) or not is_finite(parts):
         return Evaluated(name, None, False, "not evaluated: not a number")
     holds = total == parts
     return Evaluated(name, Equation(name=name, text=text, relation="==", lhs=total, rhs=parts, holds=holds), holds)

@@ -52,6 +52,7 @@ class Standing:
     different_work: bool = False
     unjudged: str = ""
     prefix: str = ""  # put before every note where a cell has several arms under test
+    capture_varies: bool = False  # the arms were asked for another capture setting on purpose
 
 
 def measured_arm(name: str, runs: Sequence[MeasuredRun]) -> MeasuredArm:
@@ -69,13 +70,19 @@ def exact_rows(
     rows = []
     for name in sorted(names, key=lambda name: (name not in gates.GATING, name)):
         metric = gates.exact_metric(name)
-        ruling = gates.rule(metric, base.value(name), head.value(name), gates.matching(declared, name, cell))
+        ruling = gates.rule(
+            metric,
+            base.value(name),
+            head.value(name),
+            gates.matching(declared, name, cell),
+            capture_varies=standing.capture_varies,
+        )
         rows.append(
             MetricRow(
                 metric=name,
                 unit=metric.unit,
                 direction=metric.direction,
-                gating=metric.gating and not standing.unjudged,
+                gating=(metric.gating or ruling.klass == "regressed") and not standing.unjudged,
                 base=base.value(name),
                 head=head.value(name),
                 delta=ruling.delta,

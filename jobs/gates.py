@@ -2,7 +2,8 @@
 
 Rules for zero and for what is not there: 0 against 0 is the same; 0 against 5 is "new non-zero" and judged by
 direction; 5 against 0 is "now zero"; 0.0 and -0.0 are equal; NaN and infinities are no measurements; a metric that
-one side did not record is new, vanished or not recorded, never equal.
+one side did not record is new, vanished or not recorded, never equal. A captured step that is captured no more is
+worse although its number of segments is lower.
 """
 
 from __future__ import annotations
@@ -31,6 +32,13 @@ GATING: frozenset[str] = frozenset(
     }
 )
 """Exact metrics that may turn the exit code red. All others are listed and never gate."""
+
+CAPTURE_SIGNS: frozenset[str] = frozenset({"segments", "replays"})
+"""Counters that are 0 exactly where no step runs from a graph: compared only between arms that both capture."""
+
+CAPTURE_LOST = "capture is lost: base runs its steps from a graph and head does not"
+CAPTURE_VARIES = "the arms differ in capture on purpose"
+CAPTURE_GAINED = "base runs no step from a graph, so there is nothing to compare with"
 
 CLOSING: tuple[str, ...] = (
     "hits + page_ins == touches",
@@ -91,8 +99,18 @@ def matching(expectations: Iterable[Expectation], metric: str, cell: str) -> Exp
     return None
 
 
-def rule(metric: ExactMetric, base: Reading, head: Reading, declared: Expectation | None = None) -> Ruling:
-    """Compare two readings of one exact metric; integers as integers."""
+def rule(
+    metric: ExactMetric,
+    base: Reading,
+    head: Reading,
+    declared: Expectation | None = None,
+    *,
+    capture_varies: bool = False,
+) -> Ruling:
+    """Compare two readings of one exact metric; integers as integers.
+
+    `capture_varies`: the arms were asked for another capture setting, and the sweep says so.
+    """
     if isinstance(base, Missing) or isinstance(head, Missing):
         return _absent(base, head)
     delta = head - base
@@ -102,11 +120,23 @@ def rule(metric: ExactMetric, base: Reading, head: Reading, declared: Expectatio
     went = "higher" if delta > 0 else "lower"
     zero = "new non-zero" if base == 0 else "now zero" if head == 0 else ""
     if declared and declared.change in ("any", went):
-        return Ruling("declared", delta, _join(zero, f"declared: {declared.reason}"))
+        word = "self-declared" if declared.self_declared else "declared"
+        return Ruling("declared", delta, _join(zero, f"{word}: {declared.reason}"))
     against = f"declared {declared.change}, went {went}" if declared else ""
+    if metric.name in CAPTURE_SIGNS and (base == 0 or head == 0):
+        return _capture_edge(base, delta, _join(zero, against), capture_varies=capture_varies)
     if not metric.gating or metric.direction == "neutral":
         return Ruling("neutral", delta, _join(zero, against))
     return Ruling("improved" if went == metric.direction else "regressed", delta, _join(zero, against))
+
+
+def _capture_edge(base: int | float, delta: int | float, told: str, *, capture_varies: bool) -> Ruling:
+    """One arm captures and the other does not: fewer segments are no gain then."""
+    if capture_varies:
+        return Ruling("neutral", delta, _join(told, CAPTURE_VARIES))
+    if base == 0:
+        return Ruling("neutral", delta, _join(told, CAPTURE_GAINED))
+    return Ruling("regressed", delta, _join(told, CAPTURE_LOST))
 
 
 def _absent(base: Reading, head: Reading) -> Ruling:

@@ -146,9 +146,13 @@ def _differ(left: Stream, right: Stream) -> bool:
 
 
 def _allowed(left: Stream, right: Stream, contract: IdentityContract) -> bool:
-    """Whether a prefix contract forgives the difference: the shorter list is reached and equal."""
-    shorter = min(len(left.ids), len(right.ids))
-    return contract.compare == "prefix" and shorter > 0 and common_prefix(left.ids, right.ids) == shorter
+    """Whether a prefix contract forgives the difference: equal as far as the shorter list goes, and far enough.
+
+    Without a least number of ids the longer list says how far that is, so that only another stop is forgiven.
+    """
+    shorter, longer = sorted((len(left.ids), len(right.ids)))
+    far_enough = shorter > 0 and shorter >= (contract.min_tokens or longer)
+    return contract.compare == "prefix" and far_enough and common_prefix(left.ids, right.ids) == shorter
 
 
 def _prefix_class(left: Stream, right: Stream) -> Literal["SHORT", "LONG"] | None:
@@ -218,7 +222,8 @@ def _row(
 
 
 def _equal(left: ArmStreams, right: ArmStreams, what: What, indices: Sequence[int], compared: int) -> IdentityRow:
-    first, second = left.of(indices[0])[0], right.of(indices[0])[0]
+    pairs = [(left.of(index)[0], right.of(index)[0]) for index in indices]
+    first, second = max(pairs, key=lambda pair: (len(pair[0].ids) != len(pair[1].ids), _differ(*pair)))
     runs = len(left.runs) if what == "self" else min(len(left.runs), len(right.runs))
     note = f"{_count(len(indices), 'generation')} in each of {_count(runs, 'run')}"
     if first.ids != second.ids or first.stop != second.stop:

@@ -68,6 +68,12 @@ def normalise(doc: JudgeInput) -> JudgeInput:
     return doc.model_copy(update={"cells": tuple(cells)})
 
 
+def stamped(verdict: Verdict, harness_digest: str, harness_version: str) -> Verdict:
+    """The verdict with the harness that judged it, which need not be the one that it was submitted to."""
+    stamp = verdict.stamp.model_copy(update={"judge_digest": harness_digest, "judge_version": harness_version})
+    return verdict.model_copy(update={"stamp": stamp})
+
+
 def input_digest(doc: JudgeInput) -> str:
     """sha256 of a normalised document. Like `Document.digest`, but a NaN in a broken record does not stop it."""
     text = json.dumps(doc.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
@@ -89,6 +95,11 @@ def _document_findings(doc: JudgeInput) -> Iterable[Finding]:
         empty = Docket("", doc.manifest.gate)
         empty.add("MISSING", "identity", "the manifest holds no cell: nothing was asked, so nothing is proven")
         yield from empty.findings()
+    if not outcomes.judges(doc.manifest.gate):
+        unjudged = Docket("", doc.manifest.gate)
+        remedy = "Set one of gate.identity, gate.exact and gate.time to block or advise."
+        unjudged.add("MISSING", "identity", "every gate is off: nothing was judged", remedy=remedy)
+        yield from unjudged.findings()
     for cell in doc.cells:
         docket = Docket(cell.plan.cell, doc.manifest.gate)
         if cell.plan.cell not in planned:

@@ -62,7 +62,7 @@ def weigh(plan: CellPlan, arm: ArmPlan, runs: Sequence[RunFact]) -> ArmEvidence:
     expected = max(plan.blocks * plan.repeats * RUNS_PER_REPEAT, len(runs))
     measured = measured_arm(arm.name, counted)
     return ArmEvidence(
-        arm, expected, tuple(runs), endings, measured, _witnesses(plan, measured), _invariants(plan, measured)
+        arm, expected, tuple(runs), endings, measured, _witnesses(plan, measured), _invariants(plan, arm, measured)
     )
 
 
@@ -137,11 +137,12 @@ def _reading(name: str, run: MeasuredRun) -> Reading:
     return run.readings.get(name, Missing(missing="not recorded"))
 
 
-def _invariants(plan: CellPlan, arm: MeasuredArm) -> tuple[InvariantRow, ...]:
+def _invariants(plan: CellPlan, asked: ArmPlan, arm: MeasuredArm) -> tuple[InvariantRow, ...]:
     """One row for each equation: it holds when it holds on every run; the worst run's numbers are shown."""
     by_name: dict[str, list[checks.Evaluated]] = {}
+    keeps_all = asked.adapter == "native"
     for run in arm.runs:
-        for evaluated in checks.evaluate_equations(plan, run.record, run.readings):
+        for evaluated in checks.evaluate_equations(plan, run.record, run.readings, keeps_all=keeps_all):
             by_name.setdefault(evaluated.name, []).append(evaluated)
     return tuple(_invariant_row(name, arm.name, results) for name, results in by_name.items())
 

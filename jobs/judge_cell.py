@@ -36,6 +36,8 @@ class _Cell:
     def __init__(self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact]) -> None:
         self.manifest = manifest
         self.plan = plan
+        least = manifest.identity.min_tokens or plan.settings.tokens
+        self.contract = manifest.identity.model_copy(update={"min_tokens": least})
         self.docket = Docket(plan.cell, manifest.gate)
         known = {arm.name: arm for arm in manifest.arms}
         self.arms = [
@@ -79,7 +81,7 @@ class _Cell:
             self.docket.add("INFRASTRUCTURE", "infrastructure", f"runs of an arm {name!r} that the cell does not have")
 
     def _alone(self, arm: ArmEvidence) -> None:
-        contract = self.manifest.identity
+        contract = self.contract
         if arm.records():
             self.self_rows[arm.name] = judge_pair.judge_self(self.docket, arm, contract)
             judge_pair.find_varying(self.docket, arm)
@@ -96,7 +98,7 @@ class _Cell:
         unsteady = [n for n, rows in self.self_rows.items() if any(r.klass == "NONDETERMINISTIC" for r in rows)]
         unmet = [name for name in vacuous if name in (base.name, arm.name)]
         rows = judge_pair.judge_identity(
-            base, arm, self.manifest.identity, unsteady=unsteady, vacuous=unmet, comparable=comparable
+            base, arm, self.contract, unsteady=unsteady, vacuous=unmet, comparable=comparable
         )
         if unbuilt := base.plan.unbuilt or arm.plan.unbuilt:
             rows = tuple(row.model_copy(update={"note": unbuilt}) if row.klass == "MISSING" else row for row in rows)
@@ -117,13 +119,20 @@ class _Cell:
     ) -> None:
         reason = compare.NOT_COMPARABLE if not comparable else compare.NOT_ENGAGED if unmet else ""
         standing = compare.Standing(
-            different_work=any(row.klass in DIFFERS for row in rows),
+            different_work=any(row.klass in DIFFERS or row.left_length != row.right_length for row in rows),
             unjudged=reason,
             prefix=f"arm {arm.name}" if len(self.tested) > 1 else "",
+            capture_varies="capture" in self.manifest.varies and self._capture(base) != self._capture(arm),
         )
+        if not reason and self.manifest.gate.exact != "off":
+            judge_pair.find_other_lengths(self.docket, arm, rows)
         null = self.nulls[0] if self.nulls else None
         self.exact += judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
         self.time += judge_pair.judge_time(self.docket, self.manifest, base, arm, null, standing)
+
+    def _capture(self, arm: ArmEvidence) -> bool:
+        """Whether an arm was asked to capture; the engine captures unless told otherwise."""
+        return bool({**self.plan.config, **arm.plan.config}.get("capture", True))
 
     def _varies(self, arm: ArmEvidence) -> tuple[str, ...]:
         """A null arm is base again: nothing may differ on purpose."""
@@ -173,5 +182,6 @@ class _Cell:
         return "IMPROVED" if any(row.klass == "improved" for row in self.exact) else "PASS"
 
     def _margin_notes(self) -> list[str]:
+        """Sweep files may not ask for a margin band; manifests of before that was refused may hold one."""
         locks = [lock for lock in self.plan.locks if lock.margin is not None]
         return [f"{len(locks)} locks have a margin band, which needs an oracle: not checked"] if locks else []

@@ -10,10 +10,12 @@ from jobs.docket import Docket
 from jobs.identity import ArmStreams
 from jobs.judge_arm import ArmEvidence
 from jobs.metrics import METRICS
-from jobs.model import CellPlan, IdentityContract, Manifest
+from jobs.model import CellPlan, IdentityContract, Manifest, Missing
 from jobs.verdict import IdentityRow, MetricRow, TimeRow
 
 Card = tuple[str, ...]
+ABSENT = frozenset({"new", "vanished", "not_recorded"})
+"""Classes of a metric that an arm or both did not measure."""
 
 
 def find_mismatches(docket: Docket, base: ArmEvidence, other: ArmEvidence, varies: Sequence[str]) -> bool:
@@ -127,18 +129,33 @@ def judge_exact(
     rows = compare.exact_rows(base.measured, head.measured, plan.cell, manifest.expectations, standing)
     if standing.unjudged:
         return rows
+    absent = [row for row in rows if row.gating and row.klass in ABSENT]
+    if absent and not any(row.gating and row.klass not in ABSENT for row in rows):
+        message = f"no gating metric could be compared: {_absence(absent[0], base, head)}"
+        docket.add("MISSING", "exact", message, arm=head.name, run_ids=absent[0].run_ids)
+        return rows
     for row in rows:
         if row.klass == "regressed":
             docket.add("REGRESSED", "exact", wording.change(row), arm=head.name, run_ids=row.run_ids)
         elif row.klass == "declared":
             docket.add("DECLARED", "exact", wording.change(row), arm=head.name, run_ids=row.run_ids)
-        elif row.klass == "vanished" and row.gating:
-            message = f"{row.metric} gates and {head.name} no longer records it"
-            remedy = "Record it again, or take it out of the gate in the same change with a reason."
+        elif row in absent:
+            message = f"{row.metric} gates and could not be compared: {_absence(row, base, head)}"
+            remedy = "Record it in both arms: what was not measured cannot pass."
             docket.add("MISSING", "exact", message, arm=head.name, remedy=remedy, run_ids=row.run_ids)
-    if not any(row.gating and row.klass in ("same", "improved", "regressed", "declared") for row in rows):
-        docket.add("MISSING", "exact", "no gating metric could be compared", arm=head.name)
     return rows
+
+
+def find_other_lengths(docket: Docket, head: ArmEvidence, rows: Sequence[IdentityRow]) -> None:
+    """Lengths that the prefix contract forgives: the ids are the same work, the counters are not."""
+    for row in rows:
+        if row.klass == "IDENTICAL" and row.left_length != row.right_length:
+            message = (
+                f"{head.name} gives {row.right_length} ids where base gives {row.left_length}: the prefix contract "
+                "forgives that, but counters of different work cannot be compared"
+            )
+            remedy = "Make both arms give as many ids, or set gate.exact to off and compare the tokens alone."
+            docket.add("MISSING", "exact", message, arm=head.name, remedy=remedy, run_ids=row.run_ids)
 
 
 def find_varying(docket: Docket, arm: ArmEvidence) -> None:
@@ -200,6 +217,13 @@ def by_card(arm: ArmEvidence, contract: IdentityContract) -> Mapping[Card, ArmSt
     for index, record in enumerate(records):
         groups.setdefault(tuple(str(record.device.get(key, "")) for key in keys), []).append(index)
     return {card: identity.streams_of(arm.name, [records[index] for index in groups[card]]) for card in sorted(groups)}
+
+
+def _absence(row: MetricRow, base: ArmEvidence, head: ArmEvidence) -> str:
+    """Which arm lacks a metric, and why."""
+    absent = [(arm, value) for arm, value in ((base, row.base), (head, row.head)) if isinstance(value, Missing)]
+    reasons = dict.fromkeys(value.missing for _, value in absent)
+    return f"{' and '.join(arm.name for arm, _ in absent)}: {'; '.join(reasons)}"
 
 
 def _all_streams(arm: ArmEvidence) -> ArmStreams:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from jobs.model import ArmPlan, CellPlan, RunFact, RunRecord
+from jobs.model import ArmPlan, CellPlan, RunFact
+from jobs.settings_served import effective, setting_faults
 from jobs.verdict import Outcome
 
 ABSENT = "absent"
@@ -49,8 +49,15 @@ def own_mismatches(plan: CellPlan, arm: ArmPlan, run: RunFact) -> list[Mismatch]
     elif record.model_digest != plan.model_digest:
         message = f"another model ran: {_short(record.model_digest)}, planned {_short(plan.model_digest)}"
         add("NOT_COMPARABLE", message, "submit the sweep again; model files must not change while a sweep runs")
-    for name, asked, got in _ignored_settings(plan, arm, record):
-        add("NOT_COMPARABLE", f"{name} was asked as {asked} and ran as {got}", "the engine must serve what it is asked")
+    for fault in setting_faults({**plan.config, **arm.config}, record):
+        add("NOT_COMPARABLE", fault, "the engine must serve what it is asked, and say so")
+    kind = record.device.get("kind")
+    if plan.settings.device != "auto" and kind != plan.settings.device:
+        add("NOT_COMPARABLE", f"device {plan.settings.device} was asked and {kind} ran", "the engine must serve it")
+    if record.certificate and record.certificate.grade == "scripted" and kind != "sim":
+        add(
+            "NOT_COMPARABLE", f"a scripted certificate says nothing of a card of kind {kind}", "check the worker's host"
+        )
     uuid, certified = record.device.get("uuid"), record.certificate.uuid if record.certificate else None
     if not uuid:
         add("NOT_COMPARABLE", "the card that the run used is unknown", "the engine must report its device's UUID")
@@ -107,24 +114,7 @@ def _config_differences(
 
 def _settings(run: RunFact) -> dict[str, str]:
     assert run.record is not None, run.run_id
-    return {name: repr(_effective(entry)) for name, entry in run.record.effective_config.items()}
-
-
-def _effective(entry: Any) -> Any:
-    """The value of one entry of an effective config: {"value", "source"}, or the bare value of a simpler adapter."""
-    return entry.get("value") if isinstance(entry, Mapping) else entry
-
-
-def _ignored_settings(plan: CellPlan, arm: ArmPlan, record: RunRecord) -> list[tuple[str, Any, Any]]:
-    """Settings whose effective value is not the one asked for. A value may come back in another form ("50%" as bytes),
-    so only values of one type are compared."""
-    found = []
-    for name, asked in sorted({**plan.config, **arm.config}.items()):
-        if name in record.effective_config and asked is not None:
-            got = _effective(record.effective_config[name])
-            if type(got) is type(asked) and got != asked:
-                found.append((name, asked, got))
-    return found
+    return {name: repr(effective(entry)) for name, entry in run.record.effective_config.items()}
 
 
 def _device_values(runs: Iterable[RunFact], key: str) -> frozenset[str]:

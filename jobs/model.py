@@ -57,14 +57,24 @@ class Gate(Document):
 class IdentityContract(Document):
     """What 'same tokens' means here.
 
-    `compare`: full (ids, length and stop reason) or prefix (the shorter list's length must be reached and equal).
-    `near_ties`: refuse (exit 3), allow (exit 0). `scope` names what must match for the claim to hold.
+    `compare`: full (ids, length and stop reason) or prefix (equal as far as the shorter list goes, which must be
+    `min_tokens` at least; None: all that were asked). `near_ties`: refuse (exit 3), allow (exit 0). `scope` names what
+    must match for the claim to hold.
     """
 
     compare: Literal["full", "prefix"] = "full"
     near_ties: Literal["refuse", "allow"] = "refuse"
     near_tie_cap: float = 0.1
     scope: tuple[str, ...] = ("batch", "card", "driver")
+    min_tokens: int | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_minimum(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there was a minimum where there is none: stored manifests keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if self.min_tokens is None:
+            fields.pop("min_tokens", None)
+        return fields
 
 
 class Witness(Document):
@@ -92,12 +102,24 @@ class Lock(Document):
 
 
 class Expectation(Document):
-    """A declared, reviewed change of an exact metric: shown as declared, accepted by the gate."""
+    """A declared, reviewed change of an exact metric: shown as declared, accepted by the gate.
+
+    `self_declared`: read from the tree that the sweep was started in, which is the one under test, and not from base's.
+    """
 
     metric: str
     cell: str = "*"
     change: Literal["lower", "higher", "any"] = "any"
     reason: str
+    self_declared: bool = False
+
+    @model_serializer(mode="wrap")
+    def _without_base_origin(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before origins were told where base is the origin: stored manifests keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.self_declared:
+            fields.pop("self_declared", None)
+        return fields
 
 
 class BuildFailure(Document):
@@ -325,6 +347,7 @@ class RunRecord(Document):
     started_at: str = ""  # UTC, ISO 8601
     ended_at: str = ""
     log_tail: str = ""
+    flags: tuple[str, ...] = ()  # "place: what stood there", for each thing that could not be kept as it came
 
 
 class AttemptFact(Document):
@@ -364,6 +387,8 @@ class Stamp(Document):
     request: int = 0
     harness_digest: str
     harness_version: str
+    judge_digest: str = ""  # of the harness that judged, and its version: another one may judge again
+    judge_version: str = ""
     base_source: str = ""
     head_source: str = ""
     created_at: str = ""  # when the sweep was submitted, UTC

@@ -57,9 +57,17 @@ def action_of(gate: Gate, name: GateName) -> GateAction:
 
 
 def evidence_action(gate: Gate) -> GateAction:
-    """The strictest of the three gates: what is missing is missing for each of them."""
+    """The strictest of the three gates: what is missing is missing for each of them.
+
+    Never off: where every gate is off nothing is judged at all, and that must not read as a pass.
+    """
     actions = (gate.identity, gate.exact, gate.time)
-    return "block" if "block" in actions else "advise" if "advise" in actions else "off"
+    return "block" if "block" in actions or not judges(gate) else "advise"
+
+
+def judges(gate: Gate) -> bool:
+    """Whether any gate is on."""
+    return any(action != "off" for action in (gate.identity, gate.exact, gate.time))
 
 
 def exit_for(outcome: Outcome, action: GateAction, *, of_base: bool = False) -> int:

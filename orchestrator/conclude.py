@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.judge import judge
+from jobs.judge import judge, stamped
+from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
 from jobs.verdict import Verdict
+from orchestrator.version import harness_version
 from reports.render import render, write_html
 
 
@@ -22,10 +24,11 @@ class Concluded:
 
 
 def judge_sweep(store: Store, sweep_id: str) -> Verdict:
-    """Judge what the store holds and keep the answer."""
+    """Judge what the store holds and keep the answer, stamped with the code that judged."""
     given = store.judge_input(sweep_id)
     verdict = judge(given)
     assert isinstance(verdict, Verdict), "this judge answers at once and asks for no follow-up"
+    verdict = stamped(verdict, harness_digest(own_root()), harness_version())
     store.write_verdict(sweep_id, verdict, verdict.input_digest)
     return verdict
 

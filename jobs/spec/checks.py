@@ -15,6 +15,7 @@ from jobs.metrics import METRICS, expression_names
 from jobs.model import ArmRole
 from jobs.spec.faults import first_of, nearest
 from jobs.spec.form import ArmForm, BuildForm, ExpectationsForm, SweepForm
+from jobs.spec.unbuilt import unbuilt
 from jobs.spec.yaml_lines import Path_, Source
 
 AXES_APART = ("model", "prompt")
@@ -36,6 +37,9 @@ def check_sweep(form: SweepForm, source: Source) -> None:
         *_varies(form, source),
         *_expressions(form, source),
         *_locks(form, source),
+        *_contract(form, source),
+        *_gate(form, source),
+        *unbuilt(form, source),
     ]
     if not faults:  # these need arms whose `like` is sound
         faults = [*_roles(form, source), *_differences(form, source), *_unbuildable(form, source)]
@@ -215,8 +219,21 @@ def _locks(form: SweepForm, source: Source) -> Iterator[SpecError]:
         if lock.index >= form.run.tokens:
             remedy = f"indices run from 0 to {form.run.tokens - 1}"
             yield source.error((*path, "index"), f"index {lock.index} is past run.tokens {form.run.tokens}", remedy)
-        if lock.margin is not None and lock.margin[0] > lock.margin[1]:
-            yield source.error((*path, "margin"), f"the margin band {list(lock.margin)} is empty", "low, then high")
+
+
+def _contract(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    least = form.identity.min_tokens
+    path: Path_ = ("identity", "min_tokens")
+    if least is not None and form.identity.compare != "prefix":
+        yield source.error(path, "min_tokens goes with compare: prefix", "a full comparison asks for every token")
+    elif least is not None and least > form.run.tokens:
+        yield source.error(path, f"min_tokens {least} is more than run.tokens {form.run.tokens}", "ask for fewer")
+
+
+def _gate(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    if all(action == "off" for action in (form.gate.identity, form.gate.exact, form.gate.time)):
+        remedy = "set one of identity, exact and time to block or advise"
+        yield source.error(("gate",), "every gate is off: nothing would be judged", remedy)
 
 
 def _roles(form: SweepForm, source: Source) -> Iterator[SpecError]:

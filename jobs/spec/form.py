@@ -104,12 +104,13 @@ class InvariantForm(Form):
 
 
 class IdentityForm(Form):
-    """What "same tokens" means here."""
+    """What "same tokens" means here; `min_tokens` goes with prefix: None asks for all of run.tokens."""
 
     compare: Literal["full", "prefix"] = "full"
     near_ties: Literal["refuse", "allow"] = "refuse"
     near_tie_cap: Annotated[float, Field(ge=0)] = 0.1
     scope: tuple[Literal["batch", "card", "driver"], ...] = ("batch", "card", "driver")
+    min_tokens: Annotated[int, Field(ge=1)] | None = None
 
 
 class GateForm(Form):

@@ -26,6 +26,7 @@ from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel, 
 from jobs.spec.checks import AXES_APART, check_expectations, check_sweep, merged, role_of
 from jobs.spec.faults import parse
 from jobs.spec.form import ExpectationForm, ExpectationsForm, Scalar, SweepForm
+from jobs.spec.reviewed import expectations_at
 from jobs.spec.yaml_lines import Path_, Source, read_lines
 
 
@@ -77,8 +78,19 @@ def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
         gate=Gate(**common["gate"]),
         identity=IdentityContract(**common["identity"]),
         limits=Limits(**common["limits"]),
-        expectations=tuple(Expectation(**row.model_dump()) for row in spec.expectations),
+        expectations=_expectations(spec, next(arm for arm in arms if arm.role == "base")),
     )
+
+
+def _expectations(spec: SweepSpec, base: ArmPlan) -> tuple[Expectation, ...]:
+    """What is declared, read at base's commit where base is a git ref; else the tree's own word, and marked so."""
+    if spec.form.expectations is None:
+        return ()
+    if base.source.startswith("git:") and base.commit is not None:
+        found = expectations_at(base.commit, spec.folder / spec.form.expectations)
+        if found is not None:
+            return tuple(Expectation(**row.model_dump()) for row in found)
+    return tuple(Expectation(**row.model_dump(), self_declared=True) for row in spec.expectations)
 
 
 def _read(path: Path, remedy: str) -> Source:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from jobs.model import Stamp
 from jobs.verdict import ArmView
 from reports.blocks import Details, Inlines, KeyValue, Name, Section, Verbatim, joined, words
 from reports.format import integer
@@ -33,6 +34,7 @@ def build(view: SweepView, scope: Scope) -> Section:
             ),
         ),
         ("harness", words(f"version {stamp.harness_version}, ", Name(_short(stamp.harness_digest)))),
+        *_other_judge(stamp),
         ("input digest", words(Name(_short(verdict.input_digest)))),
         ("cards", joined([Name(card) for card in stamp.cards]) or words("none named")),
         ("runs", _runs(view)),
@@ -48,6 +50,13 @@ def build(view: SweepView, scope: Scope) -> Section:
     blocks = (KeyValue(tuple(pairs)), Verbatim(commands(view, scope), "commands"))
     fold = Details(words("Stamp: revisions, digests, runs, and the commands that lead back to them"), blocks, open=True)
     return Section("stamp", "Stamp", summary, folded=(fold,), minor=True)
+
+
+def _other_judge(stamp: Stamp) -> list[tuple[str, Inlines]]:
+    """The harness that judged, where it is not the one that ran the sweep."""
+    if stamp.judge_digest in ("", stamp.harness_digest):
+        return []
+    return [("judged by", words(f"another harness, version {stamp.judge_version}, ", Name(_short(stamp.judge_digest))))]
 
 
 def commands(view: SweepView, scope: Scope) -> tuple[str, ...]:

@@ -68,6 +68,8 @@ IDS = (
 """SmolLM2-135M after "The capital of France is": 32 greedy ids in fp32, the end id ignored."""
 
 KEYS, WEIGHT_BYTES, CAPACITY_BYTES = 211, 84_934_656, 41_943_040
+WATCHED: Mapping[str, Any] = {"before": {"used_bytes": 0}, "after": {"used_bytes": 0}, "samples": 3}
+"""What a certificate holds beside its word: it was looked before, during and after."""
 LEDGER = ("ref_underflows", "unaccounted_bytes", "quarantined_bytes", "oversubscribed_bytes")
 STEADY = ("fallbacks", "vmm_calls_steady", "alloc_calls_steady")
 
@@ -148,6 +150,7 @@ class Documents:
     """Builds documents; `cell` and `manifest` keywords change the plan."""
 
     IDS = IDS
+    WATCHED = WATCHED
     lru, stable, resident = staticmethod(lru_counters), staticmethod(stable_counters), staticmethod(resident_counters)
 
     def arm(self, **changes: Any) -> Script:
@@ -260,6 +263,7 @@ def _record(plan: CellPlan, script: Script, run_id: str, block: int, number: int
     facts = {
         "weight_bytes": WEIGHT_BYTES,
         "capacity_bytes": CAPACITY_BYTES,
+        "budget_bytes": WEIGHT_BYTES // 2,
         "keys": KEYS,
         "floor_bytes_per_token": WEIGHT_BYTES - CAPACITY_BYTES,
     }
@@ -284,7 +288,7 @@ def _record(plan: CellPlan, script: Script, run_id: str, block: int, number: int
         "keys": (KeyBytes(key="layer.0.up", nbytes=1_000_000, retained=2, bypassed=3),),
         "equations": script.equations or (_w1(counters),),
         "certificate": Certificate(
-            uuid=str(device["uuid"]), card="sim-h200", driver="sim 1", verdict="clear", grade="scripted"
+            uuid=str(device["uuid"]), card="sim-h200", driver="sim 1", verdict="clear", grade="scripted", **WATCHED
         ),
     }
     return RunRecord(**{**fields, **script.record})

@@ -122,12 +122,25 @@ def test_a_short_row_shows_where_the_shorter_list_ends() -> None:
 
 
 def test_a_prefix_contract_accepts_a_shorter_list_and_nothing_else() -> None:
-    contract = IdentityContract(compare="prefix")
+    contract = IdentityContract(compare="prefix", min_tokens=3)
     accepted = pair_row(arm("base"), arm("head", lambda _r, _g: IDS[:3]), contract)
     assert accepted.klass == "IDENTICAL"
     assert "prefix contract" in accepted.note
     assert pair_row(arm("base"), arm("head", lambda _r, _g: flipped(1)), contract).klass == "VIOLATION"
     assert pair_row(arm("base"), arm("head", lambda _r, _g: ()), contract).klass == "SHORT"
+    assert pair_row(arm("base"), arm("head", lambda _r, _g: IDS[:2]), contract).klass == "SHORT"
+
+
+def test_a_prefix_contract_without_a_least_number_forgives_another_stop_only() -> None:
+    contract = IdentityContract(compare="prefix")
+    assert pair_row(arm("base"), arm("head", lambda _r, _g: IDS[:3]), contract).klass == "SHORT"
+    assert pair_row(arm("head", lambda _r, _g: IDS[:3]), arm("base"), contract).klass == "LONG"
+
+
+def test_a_forgiven_length_shows_even_where_only_a_later_generation_has_it() -> None:
+    contract = IdentityContract(compare="prefix", min_tokens=3)
+    row = pair_row(arm("base"), arm("head", lambda _r, gen: IDS if gen == 0 else IDS[:3]), contract)
+    assert (row.klass, row.left_length, row.right_length) == ("IDENTICAL", len(IDS), 3)
 
 
 def test_corruption_from_a_later_generation_is_a_violation_that_names_it() -> None:

@@ -161,7 +161,9 @@ def test_no_certificate_is_not_clear(documents: Any) -> None:
 
 
 def test_a_throttled_card_leaves_tokens_and_bytes_and_takes_its_times(documents: Any) -> None:
-    hot = Certificate(uuid="SIM-0", card="c", driver="d", verdict="throttled", grade="pids", reasons=("heat",))
+    hot = Certificate(
+        uuid="SIM-0", card="c", driver="d", verdict="throttled", grade="pids", reasons=("heat",), **documents.WATCHED
+    )
     verdict = verdict_of(documents.sweep(head=documents.stable_arm(record={"certificate": hot})))
     assert (verdict.outcome, verdict.exit_code) == ("IMPROVED", 0)
     assert {row.klass for row in verdict.cells[0].time} == {"NOT_MEASURED"}
@@ -371,7 +373,7 @@ def test_a_null_arm_may_not_vary_in_anything(documents: Any) -> None:
 
 
 def test_a_certificate_for_another_card_is_our_fault(documents: Any) -> None:
-    other = Certificate(uuid="SIM-7", card="c", driver="d", verdict="clear", grade="scripted")
+    other = Certificate(uuid="SIM-7", card="c", driver="d", verdict="clear", grade="scripted", **documents.WATCHED)
     verdict = verdict_of(documents.sweep(head=documents.stable_arm(record={"certificate": other})))
     assert only(verdict) == ("INFRASTRUCTURE", 4)
 

@@ -26,6 +26,7 @@ from jobs.spec.form import (
     RunForm,
     SweepForm,
 )
+from jobs.spec.unbuilt import UNBUILT
 
 SMALL = """\
 sweep: small
@@ -215,12 +216,19 @@ def test_the_documented_example_loads_and_holds_every_key(checkout: Path, tmp_pa
     write(tmp_path, expectations, "expected-changes.yaml")
     spec = load(write(tmp_path, example))
     assert [row.metric for row in spec.expectations] == ["htod_bytes_per_token"]
-    assert every_key(SweepForm) - keys_below(SweepForm, spec.source.values) == set()
+    missing = every_key(SweepForm) - keys_below(SweepForm, spec.source.values)
+    assert missing == {("LimitsForm", "follow_ups"), ("LockForm", "margin")}, "these two are refused, see UNBUILT"
     assert {name for _, name in every_key(ExpectationForm)} - set(re.findall(r"\w+(?=:)", expectations)) == set()
     manifest = plan(spec, FakeResolver())
     assert len(manifest.cells) == 4
     assert manifest.expectations[0].change == "lower"
     assert {cell.prompt: len(cell.locks) for cell in manifest.cells} == {"capital": 1, "story": 0}
+
+
+def test_what_is_not_built_is_listed_as_it_is_refused(checkout: Path) -> None:
+    text = (checkout / "docs/sweep-file.md").read_text(encoding="utf-8")
+    section = text.split("## Not built yet")[1].split("\n## ")[0]
+    assert tuple(re.findall(r"^- `([^`]+)`", section, re.M)) == UNBUILT
 
 
 def test_the_key_check_sees_a_key_that_is_not_documented() -> None:

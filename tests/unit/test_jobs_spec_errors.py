@@ -97,7 +97,19 @@ CASES = {
     "unknown arm of a witness": ('0"}', '0", arms: [haed]}', 16, "no arm 'haed'", "did you mean 'head'?"),
     "lock past the end": ("witnesses:", LOCK.format("short", 8), 15, "index 8", "0 to 7"),
     "lock on nothing": ("witnesses:", LOCK.format("shrt", 0), 15, "no prompt", "'short'"),
-    "empty band": ("witnesses:", LOCK.format("short", "0, margin: [2.0, 1.0]"), 15, "is empty", "low, then high"),
+    "margin": ("witnesses:", LOCK.format("short", "0, margin: [1.0, 2.0]"), 15, "not built yet", "leave it out"),
+    "near ties": ("varies:", "identity: {near_ties: allow}\nvaries:", 12, "allow is not built yet", "leave"),
+    "a narrower scope": ("varies:", "identity: {scope: [card]}\nvaries:", 12, "scope is not built yet", "leave it out"),
+    "follow ups": ("varies:", "limits: {follow_ups: 4}\nvaries:", 12, "follow_ups is not built yet", "leave it out"),
+    "no gate at all": (
+        "varies:", "gate: {identity: off, exact: off, time: off}\nvaries:", 12, "every gate is off", "block or advise",
+    ),
+    "a minimum for a full comparison": (
+        "varies:", "identity: {min_tokens: 4}\nvaries:", 12, "goes with compare: prefix", "every token",
+    ),
+    "a minimum past the end": (
+        "varies:", "identity: {compare: prefix, min_tokens: 9}\nvaries:", 12, "9 is more than run.tokens 8", "fewer",
+    ),
     "missing expectations": ("varies:", "expectations: no.yaml\nvaries:", 12, "cannot read", "create it"),
     "gate": ("varies:", "gate: {time: warn}\nvaries:", 12, "gate.time: expected 'block', 'advise' or 'off'", ""),
     "scope": ("varies:", "identity: {scope: [host]}\nvaries:", 12, "expected 'batch', 'card' or 'driver'", ""),

@@ -1,0 +1,119 @@
+"""Expected changes are read at base's commit: a head cannot excuse itself by a file of its own tree."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from jobs.errors import SpecError
+from jobs.model import Manifest
+from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel
+from jobs.spec import load, plan
+
+SWEEP = """\
+sweep: reviewed
+models: {{toy: {{build: tiny, seed: 7}}}}
+prompts: {{short: {{ids: [1, 2]}}}}
+arms:
+  base: {{source: {base}}}
+  head: {{source: checkout}}
+run: {{tokens: 4}}
+expectations: changes.yaml
+"""
+ROW = "expectations:\n  - {{metric: {}, reason: meant}}\n"
+
+
+@dataclass(frozen=True)
+class OneCommit:
+    """Resolves every arm to one commit, without an engine."""
+
+    commit: str
+
+    def model(self, name: str, source: ModelSource) -> ResolvedModel:
+        return ResolvedModel(Path("/models") / name, "digest")
+
+    def prompt_ids(self, model: ResolvedModel, text: str) -> tuple[int, ...]:
+        return (1,)
+
+    def arm(self, name: str, source: ArmSource) -> ResolvedArm:
+        return ResolvedArm(Path("/trees"), "tree", self.commit)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository whose one commit holds a sweep below sweeps/, without its expectations."""
+    folder = tmp_path / "repository"
+    (folder / "sweeps").mkdir(parents=True)
+    _git(folder, "init", "-q")
+    (folder / "sweeps/gate.yaml").write_text(SWEEP.format(base='"git:main"'))
+    _commit(folder)
+    return folder
+
+
+def test_the_file_of_bases_commit_is_in_force_and_not_heads(repository: Path) -> None:
+    reviewed = repository / "sweeps/changes.yaml"
+    reviewed.write_text(ROW.format("step_kernels"))
+    commit = _commit(repository)
+    reviewed.write_text(ROW.format("htod_bytes"))  # head's own word, not committed
+    (row,) = _planned(repository, commit).expectations
+    assert (row.metric, row.self_declared) == ("step_kernels", False)
+    _commit(repository)  # nor does a later commit count
+    assert _planned(repository, commit).expectations == (row,)
+
+
+def test_a_file_that_base_lacks_declares_nothing(repository: Path) -> None:
+    commit = _git(repository, "rev-parse", "HEAD").strip()
+    (repository / "sweeps/changes.yaml").write_text(ROW.format("htod_bytes"))
+    assert _planned(repository, commit).expectations == ()
+
+
+@pytest.mark.parametrize("base", ["checkout", "installed"])
+def test_without_a_ref_as_base_the_row_is_self_declared(repository: Path, base: str) -> None:
+    (repository / "sweeps/gate.yaml").write_text(SWEEP.format(base=base))
+    (repository / "sweeps/changes.yaml").write_text(ROW.format("htod_bytes"))
+    manifest = _planned(repository, _git(repository, "rev-parse", "HEAD").strip())
+    assert [(row.metric, row.self_declared) for row in manifest.expectations] == [("htod_bytes", True)]
+    assert Manifest.model_validate_json(manifest.canonical()) == manifest
+
+
+def test_a_sweep_outside_bases_repository_is_self_declared(repository: Path, tmp_path: Path) -> None:
+    commit = _git(repository, "rev-parse", "HEAD").strip()
+    (tmp_path / "gate.yaml").write_text(SWEEP.format(base='"git:main"'))
+    (tmp_path / "changes.yaml").write_text(ROW.format("htod_bytes"))
+    manifest = plan(load(tmp_path / "gate.yaml"), OneCommit(commit))
+    assert [row.self_declared for row in manifest.expectations] == [True]
+
+
+def test_a_broken_file_at_base_is_said_with_its_commit(repository: Path) -> None:
+    reviewed = repository / "sweeps/changes.yaml"
+    reviewed.write_text("expectations: 3\n")
+    commit = _commit(repository)
+    reviewed.write_text(ROW.format("htod_bytes"))
+    with pytest.raises(SpecError, match=f"changes.yaml at {commit[:12]}"):
+        _planned(repository, commit)
+
+
+def test_digests_of_manifests_without_the_new_fields_stay(repository: Path) -> None:
+    """Stored manifests are held against their digests."""
+    reviewed = repository / "sweeps/changes.yaml"
+    reviewed.write_text(ROW.format("htod_bytes"))
+    text = _planned(repository, _commit(repository)).canonical()
+    assert "self_declared" not in text
+    assert "min_tokens" not in text
+
+
+def _planned(repository: Path, commit: str) -> Manifest:
+    return plan(load(repository / "sweeps/gate.yaml"), OneCommit(commit))
+
+
+def _commit(folder: Path) -> str:
+    _git(folder, "add", "-A")
+    _git(folder, "-c", "user.name=test", "-c", "user.email=test@example.invalid", "commit", "-qm", "why")
+    return _git(folder, "rev-parse", "HEAD").strip()
+
+
+def _git(folder: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout
