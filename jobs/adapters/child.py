@@ -9,7 +9,6 @@ signal fires when the *thread* that spawned it ends, so spawn from a thread that
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
@@ -22,10 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from jobs.adapters.capped_log import CappedLog
+from jobs.adapters.child_line import BadLine, parse_line
 
 TICK_S = 0.1
 DRAIN_S = 2.0
-MAX_LINE_BYTES = 256 << 20
+MARKED_ROUNDS = 50
+MAX_LINE_BYTES = 64 << 20
+MAX_KEPT_BYTES = 128 << 20
+"""All lines that are kept of one child; each costs several times its length as objects."""
+MARK = "ASSAY_CHILD"
+"""Variable that every process of one child inherits, so that one that left group and session is found all the same."""
 
 # argv: parent PID, control fd or -1, then the program. 1 is PR_SET_PDEATHSIG. The parent may have died before the call.
 _LAUNCHER = (
@@ -51,10 +56,12 @@ class ChildOrder:
 
 @dataclass(slots=True)
 class ChildEnd:
-    """How it ended: exit code or signal, never both. `lines` are the JSON objects of the result stream.
+    """How it ended: exit code or signal, never both.
 
-    `bad_line` is the start of a line that was no JSON object; `leftovers` are PIDs of its group that outlived it and
-    were ended by us.
+    `lines` are the JSON objects of the result stream; of progress lines only the last is kept. The first line that
+    cannot be used ends them: `bad_line` is its start, `bad_reason` what is wrong, `bad_rest` what could be read of it,
+    and `cut_off` says that it is the end of the stream without its newline. `leftovers` are PIDs that the child
+    started, wherever they moved, that outlived it and were ended by us.
     """
 
     pid: int
@@ -64,6 +71,9 @@ class ChildEnd:
     stopped: bool = False
     lines: list[dict[str, Any]] = field(default_factory=list)
     bad_line: str | None = None
+    bad_reason: str = ""
+    bad_rest: dict[str, Any] = field(default_factory=dict)
+    cut_off: bool = False
     log_tail: str = ""
     wall_s: float = 0.0
     leftovers: tuple[int, ...] = ()
@@ -85,7 +95,8 @@ def run_child(
     log_read, log_write = os.pipe()
     child_ends = (result_write, control_read, log_write)
     try:
-        process = _spawn(order, result_write, control_read, log_write)
+        mark = f"{os.getpid():010d}-{time.monotonic_ns():020d}"  # of fixed length: it lies on the child's stack
+        process = _spawn(order, mark, result_write, control_read, log_write)
     except OSError:
         for fd in (result_read, control_write, log_read):
             os.close(fd)
@@ -98,10 +109,11 @@ def run_child(
     reader = _LineReader(end, on_line)
     try:
         on_spawn(process.pid)
-        _attend(process, order, end, {result_read: reader.feed, log_read: log.feed}, stopped)
+        _attend(process, order, end, mark, {result_read: reader.feed, log_read: log.feed}, stopped)
     finally:
         os.close(control_write)
         _end_group(process, order.term_grace_s)
+        end.leftovers = tuple(sorted({*end.leftovers, *_end_marked(mark)}))
         for fd in (result_read, log_read):
             os.close(fd)
         log.close()
@@ -112,11 +124,11 @@ def run_child(
     return end
 
 
-def _spawn(order: ChildOrder, result_fd: int, control_fd: int, log_fd: int) -> subprocess.Popen[bytes]:
+def _spawn(order: ChildOrder, mark: str, result_fd: int, control_fd: int, log_fd: int) -> subprocess.Popen[bytes]:
     argv = [a.format(result_fd=result_fd, control_fd=control_fd) if a.startswith("{") else a for a in order.argv]
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv],
-        env=dict(order.env),
+        env={**order.env, MARK: mark},
         cwd=order.cwd,
         stdin=subprocess.DEVNULL,
         stdout=log_fd,
@@ -130,6 +142,7 @@ def _attend(
     process: subprocess.Popen[bytes],
     order: ChildOrder,
     end: ChildEnd,
+    mark: str,
     feeds: Mapping[int, Callable[[bytes], None]],
     stopped: Callable[[], bool],
 ) -> None:
@@ -146,7 +159,8 @@ def _attend(
             if end.timed_out or end.stopped:
                 _end_group(process, order.term_grace_s, lambda: _pump(selector, TICK_S))
         end.wall_s = time.monotonic() - begin_s
-        end.leftovers = _end_members(process.pid)  # first: what it started may still hold the pipes open
+        # first: what it started may still hold the pipes open
+        end.leftovers = tuple(sorted({*_end_members(process.pid), *_end_marked(mark)}))
         drain_until_s = time.monotonic() + DRAIN_S
         while selector.get_map() and time.monotonic() < drain_until_s:
             _pump(selector, TICK_S)
@@ -191,6 +205,36 @@ def _end_members(group: int) -> tuple[int, ...]:
     return members
 
 
+def _end_marked(mark: str) -> tuple[int, ...]:
+    """KILL what carries a child's mark wherever it went: a process that leads a session of its own left the group.
+
+    Looked for until nothing is left, since one that is being killed may just have started another.
+    """
+    ended: set[int] = set()
+    for _ in range(MARKED_ROUNDS):
+        found = _marked(mark)
+        if not found:
+            break
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        ended.update(found)
+        time.sleep(0.02)
+    return tuple(sorted(ended))
+
+
+def _marked(mark: str) -> tuple[int, ...]:
+    """PIDs alive whose environment carries a child's mark; one of another user cannot be read and is not ours."""
+    word = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if word in (entry / "environ").read_bytes().split(b"\0"):  # a zombie's is empty
+                    found.append(int(entry.name))
+    return tuple(found)
+
+
 def _signal_group(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
@@ -210,19 +254,22 @@ def _group_members(group: int) -> tuple[int, ...]:
 
 
 class _LineReader:
-    """Splits the result stream into JSON objects; the first line that is none ends the reading."""
+    """Splits the result stream into JSON objects; the first line that cannot be used ends the reading."""
 
     def __init__(self, end: ChildEnd, on_line: Callable[[dict[str, Any]], None]) -> None:
         self._end = end
         self._on_line = on_line
         self._rest = bytearray()
+        self._kept_bytes = 0
+        self._progress_at: int | None = None
 
     def feed(self, data: bytes) -> None:
+        if self._end.bad_line is not None:
+            return
         self._rest += data
         if b"\n" not in data:
             if len(self._rest) > MAX_LINE_BYTES:
-                self._spoil(bytes(self._rest[:200]))
-                self._rest.clear()
+                self._spoil(bytes(self._rest), f"longer than {MAX_LINE_BYTES} bytes")
             return
         *lines, rest = bytes(self._rest).split(b"\n")
         self._rest = bytearray(rest)
@@ -231,29 +278,41 @@ class _LineReader:
 
     def finish(self) -> None:
         """A rest without newline is a cut-off line: the child died while writing it, so it says nothing."""
-        if self._rest:
-            self._spoil(bytes(self._rest[:200]))
+        if self._rest and self._end.bad_line is None:
+            self._end.cut_off = True
+            self._spoil(bytes(self._rest), "not a JSON line: cut off")
 
     def _take(self, line: bytes) -> None:
         if self._end.bad_line is not None or not line.strip():
             return
         try:
-            value = json.loads(line, parse_constant=_refuse_constant)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict) or "type" not in value:
-            self._spoil(line[:200])
+            value = parse_line(line)
+        except BadLine as bad:
+            self._spoil(line, bad.reason, bad.rest)
             return
-        self._end.lines.append(value)
+        if not self._keep(value, len(line)):
+            self._spoil(line, f"the stream holds more than {MAX_KEPT_BYTES} bytes")
+            return
         self._on_line(value)
 
-    def _spoil(self, start: bytes) -> None:
-        if self._end.bad_line is None:
-            self._end.bad_line = start.decode("utf-8", "replace")
+    def _keep(self, value: dict[str, Any], length_bytes: int) -> bool:
+        """Keep a line if there is room; a progress line takes the place of the one before it."""
+        if value["type"] == "progress" and length_bytes < 4096:
+            if self._progress_at is not None:
+                del self._end.lines[self._progress_at]
+            self._progress_at = len(self._end.lines)
+        else:
+            self._kept_bytes += length_bytes
+            if self._kept_bytes > MAX_KEPT_BYTES:
+                return False
+        self._end.lines.append(value)
+        return True
 
-
-def _refuse_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+    def _spoil(self, line: bytes, reason: str, rest: Mapping[str, Any] | None = None) -> None:
+        self._end.bad_line = line[:200].decode("utf-8", "replace")
+        self._end.bad_reason = reason
+        self._end.bad_rest = dict(rest or {})
+        self._rest.clear()
 
 
 def allowed_environment(environ: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:

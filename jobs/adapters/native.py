@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
 from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_child
-from jobs.adapters.native_record import Stream, record_of
+from jobs.adapters.model_files import ModelDigests, last_changed
+from jobs.adapters.native_record import Known, Stream, record_of
 from jobs.errors import SpecError
 from jobs.model import RunRecord
 from jobs.provenance import own_root, tree_digest
@@ -53,8 +54,10 @@ _RETRIED_KINDS = frozenset({"out_of_memory", "device"})
 class NativeAdapter:
     """Runs `python -P -m engine run` from the arm's tree."""
 
-    def __init__(self, python: str = sys.executable) -> None:
+    def __init__(self, python: str = sys.executable, models: Callable[[Path], str] | None = None) -> None:
+        """`models` gives the digest of a model's folder; it may raise SpecError."""
         self._python = python
+        self._models = models or ModelDigests()
 
     def run(self, order: RunOrder, place: RunPlace) -> RunResult:
         """One attempt: spawn, listen, verify, write down."""
@@ -67,6 +70,9 @@ class NativeAdapter:
             return RunResult("failed", None, f"engine tree: {exc}")
         if order.arm.tree_digest and digest != order.arm.tree_digest:
             return RunResult("failed", None, _changed_words(order, tree, digest))
+        if fault := self._model_fault(order):
+            return RunResult("failed", None, f"provenance: {fault}")
+        known = Known(digest, self._models(Path(order.cell.model_path)))
         request = place.scratch / "request.json"
         request.write_text(json.dumps(request_document(order)))
         started = place.utc_now()
@@ -80,9 +86,25 @@ class NativeAdapter:
         except OSError as exc:
             return RunResult("failed", None, f"the engine could not be started: {exc}", retry=True)
         stream = Stream.of(end)
-        kind, reason, retry = _outcome(end, stream, verify(order, tree, stream))
-        record = record_of(order, end, stream, digest, started, place.utc_now(), None if kind == "measured" else reason)
+        lie = verify(order, tree, stream) or self._model_fault(order)
+        kind, reason, retry = _outcome(end, stream, lie)
+        error = None if kind == "measured" else reason
+        record = record_of(order, end, stream, known, started, place.utc_now(), error)
         return _result(kind, record, reason, retry, end)
+
+    def _model_fault(self, order: RunOrder) -> str | None:
+        """What is wrong with the model's files, as this process reads them, against the plan."""
+        try:
+            digest = self._models(Path(order.cell.model_path))
+        except SpecError as exc:
+            return f"model {order.cell.model}: {exc}"
+        if not order.cell.model_digest or digest == order.cell.model_digest:
+            return None
+        return (
+            f"model {order.cell.model} in {order.cell.model_path} has digest {digest[:12]}, the plan says "
+            f"{order.cell.model_digest[:12]}: it changed since the sweep was submitted; "
+            f"{last_changed(Path(order.cell.model_path))}"
+        )
 
 
 def request_document(order: RunOrder) -> dict[str, Any]:
@@ -148,6 +170,8 @@ def _outcome(end: ChildEnd, stream: Stream, lie: str | None) -> tuple[str, str, 
         return "timeout", f"timeout: no end within {end.wall_s:.0f} s", True
     if lie:
         return "provenance", f"provenance: {lie}", False
+    if stream.fault and end.signal is None:  # who died while writing crashed, and says no more than that
+        return "protocol", f"protocol: {stream.fault}", False
     if stream.error is not None:
         kind, remedy = stream.error.kind, stream.error.remedy
         words = f"{kind}: {stream.error.message}" + (f" ({remedy})" if remedy else "")

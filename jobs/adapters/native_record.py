@@ -1,7 +1,13 @@
-"""From the lines of one native child to the record of its run."""
+"""From the lines of one native child to the record of its run.
+
+Lines are read strictly: text is no number and true is no count. A line that is not understood ends the reading and
+fails the run, and what was understood before it, or of its counters, is kept.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -10,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from jobs.adapters.base import RunOrder
 from jobs.adapters.child import ChildEnd
+from jobs.adapters.child_line import HIGH, LOW
 from jobs.metrics import derive
-from jobs.model import Equation, Generation, KeyBytes, Reading, RunRecord, SeamRow
+from jobs.model import Equation, Generation, KeyBytes, Missing, Reading, RunRecord, SeamRow
 
 LOG_TAIL_CHARS = 4000
 Piece = TypeVar("Piece", bound=BaseModel)
@@ -65,9 +72,16 @@ class Error(Line):
     ids: tuple[int, ...] = ()
 
 
+class Fault(Exception):
+    """A line that is understood and has no place in the stream."""
+
+
 @dataclass(slots=True)
 class Stream:
-    """A child's lines sorted by type. `fault` names the first line that could not be understood."""
+    """A child's lines sorted by type. `fault` names the first line that could not be used.
+
+    `salvaged` are the counters that such a line told, each that is no finite 64-bit number as Missing.
+    """
 
     hello: Hello | None = None
     result: Result | None = None
@@ -77,47 +91,76 @@ class Stream:
     keys: tuple[KeyBytes, ...] = ()
     equations: tuple[Equation, ...] = ()
     fault: str | None = None
+    salvaged: dict[str, Reading] = field(default_factory=dict)
 
     @classmethod
     def of(cls, end: ChildEnd) -> Stream:
-        """Sort `end`'s lines; exactly one of result and error may end a stream."""
+        """Sort `end`'s lines: one hello before all that is measured, and at the end one of result and error."""
         stream = cls()
         for line in end.lines:
             try:
                 stream._take(line)
-            except (ValidationError, TypeError, ValueError) as exc:
-                stream.fault = f"line of type {line.get('type')!r} not understood: {_first_fault(exc)}"
-                break
-        if stream.result is not None and stream.error is not None:
-            stream.fault = "the stream holds a result and an error"
-        if end.bad_line is not None and stream.result is None:
-            stream.fault = stream.fault or f"not a JSON line: {end.bad_line[:80]!r}"
+            except (ValidationError, Fault) as exc:
+                stream._spoil(f"line of type {line['type']!r} not understood: {_first_fault(exc)}", line)
+                return stream
+        if end.bad_line is not None:
+            stream._spoil(f"{end.bad_reason}: {end.bad_line[:80]!r}", end.bad_rest)
         return stream
 
     def _take(self, line: dict[str, Any]) -> None:
-        match line["type"]:
+        kind = line["type"]
+        if kind in ("generation", "result") and self.hello is None:
+            raise Fault("it stands before hello")
+        if kind in ("hello", "generation", "result", "error") and (self.result or self.error):
+            raise Fault(f"it stands after the {'result' if self.result else 'error'}")
+        match kind:
             case "hello":
-                self.hello = Hello.model_validate(line)
+                if self.hello is not None:
+                    raise Fault("a second one")
+                self.hello = _build(Hello, line)
             case "generation":
-                self.generations.append(_build(Generation, line))
+                self.generations.append(self._generation(line))
             case "result":
-                self.seams = tuple(_build(SeamRow, row) for row in line.get("seams", ()))
-                self.keys = tuple(_build(KeyBytes, row) for row in line.get("keys", ()))
-                self.equations = tuple(_build(Equation, row) for row in line.get("equations", ()))
-                self.result = Result.model_validate(line)
+                self.seams = tuple(_build(SeamRow, row) for row in _rows(line, "seams"))
+                self.keys = tuple(_build(KeyBytes, row) for row in _rows(line, "keys"))
+                self.equations = tuple(_build(Equation, row) for row in _rows(line, "equations"))
+                self.result = _build(Result, line)
             case "error":
-                self.error = Error.model_validate(line)
+                self.error = _build(Error, line)
             case _:
                 pass  # progress, and kinds that a newer engine may add
 
+    def _generation(self, line: dict[str, Any]) -> Generation:
+        made = _build(Generation, line)
+        if made.index in {earlier.index for earlier in self.generations}:
+            raise Fault(f"generation {made.index} a second time")
+        if any(token < 0 for token in made.ids):
+            raise Fault("ids: a negative id")
+        return made
+
+    def _spoil(self, fault: str, line: Mapping[str, Any]) -> None:
+        """Note the fault. What a result or an error told of counters is kept; that it was one is not."""
+        self.fault = fault
+        told = line.get("counters")
+        if line.get("type") in ("result", "error") and isinstance(told, dict) and not (self.result or self.error):
+            self.salvaged = {str(name): _salvaged(value) for name, value in told.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What the parent computed itself: digests of the engine tree and of the model's files."""
+
+    engine_digest: str
+    model_digest: str
+
 
 def record_of(
-    order: RunOrder, end: ChildEnd, stream: Stream, digest: str, started: str, ended: str, error: str | None
+    order: RunOrder, end: ChildEnd, stream: Stream, known: Known, started: str, ended: str, error: str | None
 ) -> RunRecord:
     """The record of a run, complete or not; what was not measured is absent, never zero."""
     hello, result = stream.hello, stream.result
     last = result or stream.error
-    counters: dict[str, Reading] = dict(last.counters) if last else {}
+    counters: dict[str, Reading] = dict(last.counters) if last else dict(stream.salvaged)
     facts = dict(result.facts) if result else {}
     generations = (*stream.generations, *_in_flight(stream))
     settings = order.cell.settings
@@ -128,9 +171,9 @@ def record_of(
         exit_code=end.exit_code,
         signal=end.signal,
         error=error,
-        engine_digest=digest,
+        engine_digest=known.engine_digest,
         module_path=hello.module_path if hello else "",
-        model_digest=(hello.model.digest if hello else None) or order.cell.model_digest,
+        model_digest=known.model_digest,
         effective_config=dict(hello.effective_config) if hello else {},
         device=hello.device.model_dump() if hello else {},
         generations=generations,
@@ -154,13 +197,32 @@ def _in_flight(stream: Stream) -> tuple[Generation, ...]:
     return (Generation(index=len(stream.generations), warmup=False, ids=stream.error.ids, stop_reason=None),)
 
 
+def _rows(line: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    rows = line.get(name, [])
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise Fault(f"{name}: not a list of rows")
+    return rows
+
+
 def _build(model: type[Piece], row: Mapping[str, Any]) -> Piece:
-    """A document piece from a line; fields that only a newer engine knows are left out."""
-    return model.model_validate({k: v for k, v in row.items() if k in model.model_fields})
+    """A document piece from a line; fields that only a newer engine knows are left out.
+
+    By way of JSON, whose strict reading takes an array for a tuple and nothing else for anything.
+    """
+    kept = {name: value for name, value in row.items() if name in model.model_fields}
+    return model.model_validate_json(json.dumps(kept), strict=True)
+
+
+def _salvaged(value: Any) -> Reading:
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and LOW <= value <= HIGH:
+        return value
+    return Missing(missing=f"the engine wrote {str(value)[:40]!r}, which is no finite 64-bit number")
 
 
 def _first_fault(exc: Exception) -> str:
     if isinstance(exc, ValidationError):
-        first = exc.errors()[0]
+        first = exc.errors(include_url=False)[0]
         return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     return str(exc)

@@ -3,7 +3,7 @@
 Tests copy it as `engine/__main__.py` into a tree of their own. FAKE_ENGINE is a JSON object: `sleep_s` before each
 generation (or `sleep_file`, whose content says so), `ids`, `page_ins`, `die` (signal in generation 0), `exit` (code
 after the result), `error` (an error line and exit code), `lie` (fields that replace hello's), `silent` (no result),
-`spoil` (a line that is no JSON), `mark` (append a line to this file at start).
+`spoil` (a line after hello), `exit_line` (one at the end), `mark` (append a line to this file at start).
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
         return int(wish["error"]["code"])
     if not wish.get("silent"):
         say(**result(request, ids, wish))
+    if "exit_line" in wish:
+        os.write(fd, (wish["exit_line"] + "\n").encode())
     print("fake engine done")
     return int(wish.get("exit", 0))
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from jobs.adapters import child
 from jobs.adapters.capped_log import CappedLog
 from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_child
 
@@ -118,6 +119,59 @@ def test_the_control_pipe_closes_when_the_run_ends(tmp_path: Path) -> None:
     )
     end = run(tmp_path, body)
     assert gone(end.lines[0]["pid"])
+
+
+def test_a_grandchild_that_left_group_and_session_is_ended_and_named(tmp_path: Path) -> None:
+    body = (
+        "g = subprocess.Popen(['sleep', '60'], start_new_session=True, close_fds=True, stdout=subprocess.DEVNULL,"
+        " stderr=subprocess.DEVNULL)\nsay(type='grand', pid=g.pid)"
+    )
+    end = run(tmp_path, body)
+    grand = end.lines[0]["pid"]
+    assert end.exit_code == 0
+    assert end.leftovers == (grand,)
+    assert gone(grand)
+
+
+def test_a_child_that_is_stopped_takes_its_detached_children_along_and_nobody_elses(tmp_path: Path) -> None:
+    other = subprocess.Popen(["sleep", "60"])
+    grand: list[int] = []
+    body = "g = subprocess.Popen(['sleep', '60'], start_new_session=True); say(type='x', pid=g.pid); time.sleep(60)"
+    end = run(tmp_path, body, on_line=lambda line: grand.append(line["pid"]), stopped=lambda: bool(grand))
+    assert end.leftovers == (grand[0],)
+    assert gone(grand[0])
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+
+
+def test_of_progress_lines_only_the_last_is_kept_and_all_are_heard(tmp_path: Path) -> None:
+    heard: list[int] = []
+    body = "say(type='hello')\nfor i in range(5000): say(type='progress', done=i)\nsay(type='result')"
+    end = run(tmp_path, body, on_line=lambda line: heard.append(line.get("done", -1)))
+    assert [(line["type"], line.get("done")) for line in end.lines] == [
+        ("hello", None),
+        ("progress", 4999),
+        ("result", None),
+    ]
+    assert len(heard) == 5002
+
+
+def test_a_stream_beyond_its_bound_is_a_fault_and_what_came_before_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "MAX_KEPT_BYTES", 10_000)
+    end = run(tmp_path, "say(type='hello')\nfor i in range(5000): say(type='x', text='y' * 90)\nsay(type='result')")
+    assert end.bad_reason == "the stream holds more than 10000 bytes"
+    assert len(end.lines) < 110
+    assert end.lines[0]["type"] == "hello"
+
+
+def test_a_line_beyond_its_bound_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child, "MAX_LINE_BYTES", 100_000)
+    end = run(tmp_path, "say(type='hello'); os.write(result, b'[' * 60000); os.write(result, b'[' * 60000)")
+    assert end.bad_reason == "longer than 100000 bytes"
+    assert end.bad_line == "[" * 200
 
 
 @pytest.mark.parametrize("text", ["no json", "[1]", '{"a": 1}', '{"type": "result", "x": NaN}'])

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from engine.zoo import build, model_digest
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
+from jobs.adapters.model_files import ModelDigests, last_changed
 from jobs.adapters.native import NativeAdapter, request_document
-from jobs.model import ArmPlan, CellPlan, RunSettings
+from jobs.errors import SpecError
+from jobs.model import ArmPlan, CellPlan, Missing, RunSettings
 from jobs.provenance import tree_digest
 
 FAKE = Path(__file__).parents[1] / "fakes" / "engine_main.py"
@@ -53,11 +58,12 @@ def order_for(tree: Path, *, timeout_s: float = 20.0, digest: str | None = None,
     return RunOrder("run_1", "att_1", 1, cell, arm, UUID, timeout_s)
 
 
-def run(tmp_path: Path, order: RunOrder, **place: Any) -> RunResult:
+def run(tmp_path: Path, order: RunOrder, models: Callable[[Path], str] | None = None, **place: Any) -> RunResult:
     scratch = tmp_path / "scratch"
     scratch.mkdir(exist_ok=True)
     environ = {"PATH": "/usr/bin:/bin", "ASSAY_STORE": "postgresql://secret", "GITHUB_TOKEN": "secret"}
-    return NativeAdapter().run(order, RunPlace(scratch, environ, lambda: "2026-01-01T00:00:00Z", **place))
+    adapter = NativeAdapter(models=models or (lambda _folder: "d" * 64))
+    return adapter.run(order, RunPlace(scratch, environ, lambda: "2026-01-01T00:00:00Z", **place))
 
 
 def test_a_good_run_becomes_a_complete_record(tmp_path: Path, tree: Path) -> None:
@@ -185,20 +191,123 @@ def test_a_missing_tree_is_a_failure_with_its_path(tmp_path: Path, tree: Path) -
     assert str(tree) in done.reason
 
 
+def result_line(**fields: Any) -> str:
+    return json.dumps({"type": "result", "counters": {}, **fields})
+
+
+HELLO = '{"type": "hello", "protocol": 1, "module_path": "/x", "device": {"uuid": "SIM-test-0"}}'
+GENERATION = (
+    '{"type": "generation", "index": 0, "warmup": false, "ids": [1], "stop_reason": "length", "gaps": [1.0], '
+    '"counters": {}, "prefill_ns": 1, "step_ns": []}'
+)
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "not json",
-        '{"type": "generation", "index": "x"}',
-        '{"type": "result", "x": NaN}',
-        '{"type": "result", "counters": {"page_ins": "many"}}',
-        '{"type": "hello", "protocol": 1}',
-        '{"type": "error", "code": 14}',
+        ("not json", "not a JSON line"),
+        ("[1]", "not a JSON object with a type"),
+        ('{"type": ["hello"]}', "not a JSON object with a type"),
+        ("[" * 100_000, "nested deeper"),
+        ('{"type": "result", "x": ' + "[" * 100 + "]" * 100 + "}", "nested deeper"),
+        ('{"type": "result", "x": NaN}', "x is not finite"),
+        ('{"type": "result", "counters": {"hits": 1e400}}', "counters.hits is not finite"),
+        ('{"type": "generation", "gaps": [1.0, -1e999]}', "gaps.1 is not finite"),
+        ('{"type": "result", "counters": {"hits": 9223372036854775808}}', "counters.hits is beyond 64 bits"),
+        ('{"type": "result", "n": ' + "9" * 5000 + "}", "not a JSON line"),
+        ('{"type": "progress", "phase": "\\ud800"}', "phase holds NUL or half a surrogate pair"),
+        ('{"type": "progress", "\\u0000": 1}', "a name in the line holds NUL"),
+        ('{"type": "result", "counters": {"hits": 1, "hits": 2}}', "'hits' stands twice"),
+        ('{"type": "generation", "index": "x"}', "index: "),
+        (result_line(counters={"page_ins": "7"}), "counters.page_ins"),
+        (result_line(counters={"page_ins": True}), "counters.page_ins"),
+        (result_line(counters={"page_ins": None}), "counters.page_ins"),
+        (result_line(peak_rss_bytes=1.5), "peak_rss_bytes"),
+        (result_line(seams=7), "seams: not a list of rows"),
+        (result_line(keys=[{"key": "w", "nbytes": "100"}]), "nbytes"),
+        (result_line(equations=[1]), "equations: not a list of rows"),
+        (GENERATION.replace("[1]", "[-1]"), "a negative id"),
+        (GENERATION.replace("[1]", '["1"]'), "ids.0"),
+        (GENERATION.replace("false", "0"), "warmup"),
+        (GENERATION + "\n" + GENERATION, "generation 0 a second time"),
+        ('{"type": "error", "code": 14}', "kind"),
+        ('{"type": "error", "code": true, "kind": "device", "message": "x"}', "code"),
+        ('{"type": "hello", "protocol": 1}', "a second one"),
+        (HELLO, "a second one"),
+        (result_line() + "\n" + result_line(), "it stands after the result"),
     ],
 )
-def test_a_malformed_stream_is_a_failure_that_names_the_line(tmp_path: Path, tree: Path, text: str) -> None:
+def test_a_line_that_cannot_be_used_fails_the_run_with_one_reason(
+    tmp_path: Path, tree: Path, text: str, words: str
+) -> None:
     done = run(tmp_path, order_for(tree, spoil=text))
-    assert done.end == "failed"
+    assert (done.end, done.retry) == ("failed", False)
     assert done.record is not None
     assert done.reason.startswith("protocol: ")
-    assert "not a JSON line" in done.reason or "not understood" in done.reason
+    assert words in done.reason
+    assert len(done.reason.splitlines()) == 1
+    assert len(done.reason) < 400
+    done.record.canonical()
+
+
+def test_field_67_a_counter_that_overflowed_is_missing_and_the_good_ones_are_kept(tmp_path: Path, tree: Path) -> None:
+    spoil = '{"type": "result", "counters": {"hits": 5, "htod_bytes": 1e400, "ratio": 0.5, "page_ins": true}}'
+    record = run(tmp_path, order_for(tree, spoil=spoil)).record
+    assert record is not None
+    assert {name: value for name, value in record.counters.items() if not isinstance(value, Missing)} == {
+        "hits": 5,
+        "ratio": 0.5,
+    }
+    assert set(record.counters) == {"hits", "htod_bytes", "ratio", "page_ins"}
+
+
+def test_tokens_before_a_spoilt_line_are_kept(tmp_path: Path, tree: Path) -> None:
+    done = run(tmp_path, order_for(tree, exit_line='{"type": "result", "counters": {"hits": -Infinity}}', silent=True))
+    assert done.record is not None
+    assert [g.ids for g in done.record.generations] == [(5, 6, 7), (5, 6, 7)]
+    assert "hits is not finite" in done.reason
+
+
+def test_a_result_without_hello_is_not_believed(tmp_path: Path, tree: Path) -> None:
+    done = run(tmp_path, order_for(tree, lie={"type": "progress"}))
+    assert done.reason.startswith("protocol: ")
+    assert "before hello" in done.reason
+
+
+def test_the_models_digest_is_the_parents_and_not_the_childs_word(tmp_path: Path, tree: Path) -> None:
+    record = run(tmp_path, order_for(tree)).record  # the stand-in tells no digest
+    assert record is not None
+    assert record.model_digest == "d" * 64
+
+
+def test_a_model_that_changed_since_submission_starts_no_child(tmp_path: Path, tree: Path) -> None:
+    order = order_for(tree, mark=str(tmp_path / "mark"))
+    done = run(tmp_path, order, models=lambda _folder: "e" * 64)
+    assert (done.end, done.retry) == ("failed", False)
+    assert done.reason.startswith("provenance: model m in /models/m has digest eeee")
+    assert "changed since the sweep was submitted" in done.reason
+    assert not (tmp_path / "mark").exists()
+
+
+def test_a_model_that_changed_under_the_run_fails_it(tmp_path: Path, tree: Path) -> None:
+    answers = iter(["d" * 64, "d" * 64, "e" * 64])
+    done = run(tmp_path, order_for(tree), models=lambda _folder: next(answers))
+    assert done.end == "failed"
+    assert done.reason.startswith("provenance: model m")
+
+
+def test_a_models_digest_is_read_again_only_when_a_file_changed_and_the_file_is_named(tmp_path: Path) -> None:
+    folder = build("tiny", tmp_path / "tiny", cache_dir=tmp_path).folder
+    digests = ModelDigests()
+    first = digests(folder)
+    assert first == model_digest(folder)
+    assert digests(folder) == first
+    data = next(path for path in folder.iterdir() if path.name.endswith(".data"))
+    row, content = data.stat(), bytearray(data.read_bytes())
+    content[-1] ^= 1
+    data.write_bytes(content)
+    os.utime(data, ns=(row.st_atime_ns, row.st_mtime_ns))  # same inode, size and mtime: the inode's own change tells
+    assert digests(folder) != first
+    assert data.name in last_changed(folder)
+    with pytest.raises(SpecError, match="cannot be read"):
+        digests(tmp_path / "nowhere")
