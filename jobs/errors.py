@@ -6,6 +6,8 @@ The tree::
     +- SpecError            2   the sweep file, an id or a ref cannot be understood
     |  +- RefError          2   no such git ref, or it holds no engine
     +- StoreError           4   the store cannot be reached, read or written
+       +- UnknownAttempt    4   no such attempt in this store
+       +- Unstorable        4   a record that no store could hold, or that names another attempt
        +- Conflict          4   a guard failed: somebody else moved first, or a resend differs
        +- IllegalMove       4   a state change that the lifecycle does not know
 """
@@ -64,6 +66,14 @@ class RefError(SpecError):
 
 class StoreError(JobsError):
     """The store cannot be reached, is at another revision, or refused a row."""
+
+
+class UnknownAttempt(StoreError):
+    """An attempt that this store has never heard of."""
+
+
+class Unstorable(StoreError):
+    """A record itself cannot be kept, now or later: a fault of whoever made it, and not of the store."""
 
 
 class Conflict(StoreError):

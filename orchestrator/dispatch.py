@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from jobs.adapters.base import RunOrder
-from jobs.errors import Conflict
+from jobs.errors import Conflict, IllegalMove, UnknownAttempt, Unstorable
 from jobs.lifecycle import attempts_left
 from jobs.model import ArmPlan, AttemptState, Manifest
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
 from orchestrator.clear import ClearVerdict
-from orchestrator.outcome import RunOutcome
+from orchestrator.outcome import RunOutcome, Spool
 from orchestrator.place import HostLost, Placer, Ticket, WorkerLost
 from orchestrator.worker import WorkerCard, WorkOrder
 
@@ -222,13 +222,13 @@ class Dispatcher:
         """Store an outcome, acknowledge it, and decide about another attempt."""
         assert seat.claim is not None
         run = seat.runs[0]
-        state = settle(self._store, outcome)
+        done = settle(self._store, outcome)
         self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
-        if state != "measured":
-            self._again_or_not(seat, state, outcome.reason, outcome.retry or state == "contaminated")
+        if done.state != "measured":
+            self._again_or_not(seat, done.state, done.reason, done.retry or done.state == "contaminated")
         else:
             self._next_run(seat)
-        self._tell(Happening("end", seat.claim.cell, run.arm, outcome.reason, self._store.pending(self._sweep_id)))
+        self._tell(Happening("end", seat.claim.cell, run.arm, done.reason, self._store.pending(self._sweep_id)))
 
     def _lost(self, seat: Seat, attempt: AttemptRef | None, lost: WorkerLost) -> None:
         """A worker died: its attempt is lost, its card gets a new one, the block goes on."""
@@ -294,27 +294,56 @@ class Dispatcher:
         self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
 
 
-def settle(store: Store, outcome: RunOutcome) -> AttemptState:
-    """Write one outcome to the store; a resend is a no-op. Raises Conflict when the attempt is no longer ours."""
-    if outcome.record is not None:
-        store.write_record(outcome.attempt_id, outcome.fence, outcome.record, outcome.end, outcome.reason)
-    else:
-        assert outcome.end != "measured", outcome
-        store.move(outcome.attempt_id, outcome.fence, "running", outcome.end, outcome.reason)
-    return outcome.end
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How an attempt stands in the store; `fault` says why its record could not be kept, if it could not."""
+
+    state: AttemptState
+    reason: str
+    retry: bool = False
+    fault: str = ""
 
 
-def ingest(store: Store, outcomes: tuple[RunOutcome, ...], forget: Callable[[RunOutcome], None]) -> int:
-    """Store outcomes that an earlier driver left in the spool; how many counted.
+def settle(store: Store, outcome: RunOutcome) -> Settled:
+    """Write one outcome to the store; a resend is a no-op. Raises Conflict when the attempt is no longer ours.
 
-    One that came too late (its attempt was given up) is noted and forgotten: a later attempt has its place.
+    A record that no store could hold ends its attempt as failed: it will not become better by being sent again.
+    """
+    try:
+        if outcome.record is not None:
+            store.write_record(outcome.attempt_id, outcome.fence, outcome.record, outcome.end, outcome.reason)
+        else:
+            if outcome.end == "measured":
+                raise Unstorable(f"the outcome of {outcome.attempt_id} is measured and holds no record")
+            store.move(outcome.attempt_id, outcome.fence, "running", outcome.end, outcome.reason)
+    except Unstorable as exc:
+        reason = f"protocol: {exc}"
+        store.move(outcome.attempt_id, outcome.fence, "running", "failed", reason)
+        return Settled("failed", reason, fault=str(exc))
+    return Settled(outcome.end, outcome.reason, outcome.retry)
+
+
+def ingest(store: Store, spool: Spool, sweep_id: str) -> int:
+    """Store outcomes that an earlier driver left in the spool; how many counted. Each file is met once.
+
+    One that came too late (its attempt was given up) is noted and forgotten: a later attempt has its place. One that
+    cannot be kept or read is noted, and its file set aside.
     """
     kept = 0
-    for outcome in outcomes:
+    for attempt_id in spool.unreadable(sweep_id):
+        aside = spool.set_aside(sweep_id, attempt_id)
+        store.log_event(sweep_id, "unreadable", f"its spooled outcome is kept in {aside}", subject=attempt_id)
+    for outcome in spool.left_over(sweep_id):
         try:
-            settle(store, outcome)
+            settled = settle(store, outcome)
+        except (Conflict, IllegalMove, UnknownAttempt) as late:
+            store.log_event(sweep_id, "too_late", str(late), subject=outcome.attempt_id)
+            spool.acknowledge(sweep_id, outcome.attempt_id)
+            continue
+        if settled.fault:
+            aside = spool.set_aside(sweep_id, outcome.attempt_id)
+            store.log_event(sweep_id, "unstorable", f"{settled.fault}; kept in {aside}", subject=outcome.attempt_id)
+        else:
             kept += 1
-        except Conflict as late:
-            store.log_event(outcome.sweep_id, "too_late", str(late), subject=outcome.attempt_id)
-        forget(outcome)
+            spool.acknowledge(sweep_id, outcome.attempt_id)
     return kept

@@ -67,10 +67,34 @@ class Spool:
             folder.rmdir()
 
     def left_over(self, sweep_id: str) -> tuple[RunOutcome, ...]:
-        """Outcomes of a sweep that nobody acknowledged, oldest first; what cannot be read is left where it is."""
+        """Outcomes of a sweep that nobody acknowledged, oldest first; those that cannot be read are not among them."""
+        return tuple(outcome for _, outcome in self._read(sweep_id) if outcome is not None)
+
+    def unreadable(self, sweep_id: str) -> tuple[str, ...]:
+        """Attempts whose file says nothing that can be understood; set them aside and let them count as lost."""
+        return tuple(path.stem for path, outcome in self._read(sweep_id) if outcome is None)
+
+    def set_aside(self, sweep_id: str, attempt_id: str) -> Path:
+        """Move an outcome out of the way, where a person can look at it and no driver meets it again; its new place."""
+        folder = self._folder / sweep_id
+        aside = self._folder / "aside"
+        aside.mkdir(parents=True, exist_ok=True)
+        target = aside / f"{sweep_id}.{attempt_id}.json"
+        with contextlib.suppress(FileNotFoundError):  # acknowledged, or given by hand
+            (folder / f"{attempt_id}.json").rename(target)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        return target
+
+    def _read(self, sweep_id: str) -> list[tuple[Path, RunOutcome | None]]:
         files = sorted((self._folder / sweep_id).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-        found = []
-        for path in files:
-            with contextlib.suppress(ValidationError, OSError):
-                found.append(RunOutcome.model_validate_json(path.read_text(encoding="utf-8")))
-        return tuple(found)
+        return [(path, _outcome(path, sweep_id)) for path in files]
+
+
+def _outcome(path: Path, sweep_id: str) -> RunOutcome | None:
+    """A file's outcome; None also when it speaks of another sweep or attempt than its name says."""
+    try:
+        outcome = RunOutcome.model_validate_json(path.read_bytes())
+    except (ValidationError, OSError):
+        return None
+    return outcome if (outcome.sweep_id, outcome.attempt_id) == (sweep_id, path.stem) else None

@@ -19,7 +19,9 @@ from pathlib import Path
 
 from jobs.adapters.base import Adapter, RunOrder, RunPlace, RunResult
 from jobs.adapters.native import NativeAdapter
-from jobs.model import Certificate
+from jobs.errors import Unstorable
+from jobs.model import Certificate, RunRecord
+from jobs.store.strict import storable
 from orchestrator.cards import CardName, CardProbe, CardSnapshot, ProbeError
 from orchestrator.clear import ClearPolicy, ClearVerdict, Moment, judge, worst
 from orchestrator.host import HostMeter, group_members, visible_pids
@@ -102,6 +104,9 @@ class GpuWorker:
         else:
             result, certificate = RunResult("failed", None), self._certificate([verdict], before, before, None, {})
         end, reason = _end(result, certificate)
+        record, fault = _kept(result.record, certificate)
+        if fault:
+            end, reason = ("failed", f"protocol: {fault}") if end != "cancelled" else (end, reason)
         outcome = RunOutcome(
             sweep_id=work.sweep_id,
             run_id=work.order.run_id,
@@ -110,8 +115,8 @@ class GpuWorker:
             worker=self.worker,
             end=end,
             reason=reason,
-            retry=result.retry,
-            record=result.record and result.record.model_copy(update={"certificate": certificate}),
+            retry=result.retry and not fault,
+            record=record,
         )
         if end != "cancelled":  # whoever cancelled does not wait for an answer, so nobody would acknowledge it
             Spool(self.settings.spool).put(outcome)
@@ -139,7 +144,7 @@ class GpuWorker:
         host = meter.read()
         after, after_verdict = self._released()
         verdicts = [verdict, *([report.verdict] if report.verdict else []), after_verdict]
-        return result, self._certificate(verdicts, before, after, report, host)
+        return result, self._certificate(verdicts, before, after, report, host, result.leftovers)
 
     def _released(self) -> tuple[CardSnapshot, ClearVerdict]:
         """The card after the run: freed memory shows late, so it gets a while before it counts as held."""
@@ -158,7 +163,9 @@ class GpuWorker:
         after: CardSnapshot,
         report: WatchReport | None,
         host: Mapping[str, object],
+        ended: tuple[int, ...] = (),
     ) -> Certificate:
+        """`ended`: PIDs that outlived the child and were ended by us."""
         whole = worst(verdicts)
         return Certificate(
             uuid=self.card.uuid,
@@ -168,7 +175,7 @@ class GpuWorker:
             grade=whole.grade,
             reasons=whole.reasons,
             before=before.document(),
-            after={**after.document(), "host": dict(host)},
+            after={**after.document(), "host": dict(host), **({"ended": list(ended)} if ended else {})},
             samples=report.samples if report else 0,
             during=dict(report.during) if report else {},
             intervals=report.intervals if report else (),
@@ -197,11 +204,25 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
+def _kept(record: RunRecord | None, certificate: Certificate) -> tuple[RunRecord | None, str]:
+    """The record as it can be spooled and stored, or none and why: found here, so that no later hand meets it."""
+    if record is None:
+        return None, ""
+    try:
+        clean, _ = storable(record.model_copy(update={"certificate": certificate}))
+    except Unstorable as exc:
+        return None, str(exc)
+    return clean, ""
+
+
 def _end(result: RunResult, certificate: Certificate) -> tuple[OutcomeEnd, str]:
     """A run on a card that was not known to be clear says nothing, whatever it measured or however it failed.
 
-    A throttled card leaves tokens and byte counts valid, so the record stands and its certificate warns of its times.
+    A card that slowed down under a run leaves tokens and byte counts valid, so the record stands and its certificate
+    warns of its times; on one that was slowed before, nothing was started.
     """
-    if result.end != "cancelled" and certificate.verdict in ("contended", "unknown"):
+    nothing_ran = result.record is None and not result.reason
+    unclear = ("contended", "unknown", *(["throttled"] if nothing_ran else []))
+    if result.end != "cancelled" and certificate.verdict in unclear:
         return "contaminated", f"card {certificate.verdict}: {'; '.join(certificate.reasons)}"
     return result.end, result.reason

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, exists, func, insert, or_, select, update
 
-from jobs.errors import Conflict, StoreError
+from jobs.errors import Conflict, StoreError, UnknownAttempt
 from jobs.lifecycle import ENDS, LIVE, advance, attempts_left
 from jobs.model import AttemptState, CellPlan, Limits, RunState
 from jobs.store import events
@@ -208,10 +208,10 @@ def pending(connection: Connection, sweep_id: str) -> Pending:
 
 
 def attempt_row(connection: Connection, attempt_id: str) -> Row[Any]:
-    """An attempt's row, locked where the database locks rows. Raises StoreError when there is none."""
+    """An attempt's row, locked where the database locks rows. Raises UnknownAttempt when there is none."""
     row = connection.execute(select(attempt).where(attempt.c.id == attempt_id).with_for_update()).one_or_none()
     if row is None:
-        raise StoreError(f"no attempt {attempt_id!r} in this store", "open it first")
+        raise UnknownAttempt(f"no attempt {attempt_id!r} in this store", "open it first")
     return row
 
 

@@ -29,6 +29,7 @@ from jobs.model import (
 )
 from jobs.store import submission
 from jobs.store.records import COLUMNS_ALIKE
+from jobs.store.strict import flag_text
 from jobs.tables import (
     attempt,
     block,
@@ -150,6 +151,7 @@ def _record(row: Row[Any], parts: Rows, readings: dict[str, dict[str, Reading]])
         seams=tuple(SeamRow(**_fields(one, SeamRow)) for one in parts["seam"]),
         keys=tuple(KeyBytes(**_fields(one, KeyBytes)) for one in parts["key_bytes"]),
         certificate=_certificate(parts),
+        flags=tuple(sorted(flag_text(place, fault) for place, fault in (row.flags or {}).items())),
     )
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from sqlalchemy import Connection, Table, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from jobs.errors import Conflict, StoreError
+from jobs.errors import Conflict, Unstorable
 from jobs.lifecycle import advance
 from jobs.model import ArmPlan, AttemptState, CellPlan, Missing, Reading, RunRecord
 from jobs.store import claims, events
-from jobs.store.strict import storable
+from jobs.store.strict import flag_columns, storable
 from jobs.store.submission import ids_digest
 from jobs.tables import (
     certificate,
@@ -61,13 +61,14 @@ def write_record(
     """Store a record and end its attempt in `state`; measured also completes the run.
 
     A resend is a no-op. Raises Conflict when another record is there, or when the attempt is not running under
-    `fence`; StoreError when the record names another attempt.
+    `fence`; Unstorable when the record cannot be kept or names another attempt.
     """
     found = claims.attempt_row(connection, attempt_id)
     named = (record.attempt_id, record.run_id, record.attempt_number)
     if named != (found.id, found.run_id, found.number):
-        raise StoreError(f"the record names {named}, the store {(found.id, found.run_id, found.number)}")
-    clean, flags = storable(record)
+        raise Unstorable(f"the record names {named}, the store {(found.id, found.run_id, found.number)}")
+    clean, _ = storable(record)
+    flags = flag_columns(clean.flags)  # also those that were found before the record came here
     digest = clean.digest()
     if found.record_digest is not None:
         if (found.record_digest, found.state) == (digest, state):

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from jobs.errors import StoreError
+from jobs.errors import Unstorable
 from jobs.model import RunRecord
 from jobs.tables import clean_text
 
@@ -23,7 +23,8 @@ LOW, HIGH = -(2**63), 2**63 - 1
 def storable(record: RunRecord) -> tuple[RunRecord, dict[str, str]]:
     """The record as both stores can hold it, and what was replaced: place -> what stood there.
 
-    A clean record comes back equal, with no flags. Raises StoreError when a place that must hold a number does not.
+    The record carries them too, in `flags`, so that whoever reads it sees that it is not as it was measured. A clean
+    record comes back equal, with no new ones. Raises Unstorable when a place that must hold a number does not.
     """
     flags: dict[str, str] = {}
     body = record.model_dump()
@@ -43,9 +44,20 @@ def storable(record: RunRecord) -> tuple[RunRecord, dict[str, str]]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise StoreError(f"the record of {record.attempt_id} cannot be stored: {place}: {first['msg']}") from error
+        raise Unstorable(f"the record of {record.attempt_id} cannot be stored: {place}: {first['msg']}") from error
     _require_64_bits(clean)
-    return clean, flags
+    told = dict.fromkeys((*clean.flags, *(flag_text(place, fault) for place, fault in flags.items())))
+    return clean.model_copy(update={"flags": tuple(sorted(told))}), flags
+
+
+def flag_text(place: str, fault: str) -> str:
+    """A flag as a record carries it."""
+    return f"{place}: {fault}" if fault else place
+
+
+def flag_columns(told: tuple[str, ...]) -> dict[str, str]:
+    """Flags of a record as the store keeps them: place -> fault."""
+    return {place: fault for place, _, fault in (flag.partition(": ") for flag in told)}
 
 
 def _reading(value: Any, place: str, flags: dict[str, str]) -> Any:
@@ -107,7 +119,7 @@ def _require_64_bits(record: RunRecord) -> None:
         places[f"keys.{index}"] = max((key.nbytes, key.hits, key.retained, key.bypassed, key.evicted), key=abs)
     for place, value in places.items():
         if _beyond(value) is not None:
-            raise StoreError(f"the record of {record.attempt_id} cannot be stored: {place}: {value} is beyond 64 bits")
+            raise Unstorable(f"the record of {record.attempt_id} cannot be stored: {place}: {value} is beyond 64 bits")
 
 
 def _fault(value: Any) -> str | None:

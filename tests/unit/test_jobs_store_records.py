@@ -177,6 +177,9 @@ RECORDS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "started_at": TEXT,
         "ended_at": TEXT,
         "log_tail": TEXT,
+        "flags": st.dictionaries(TEXT.filter(lambda text: ": " not in text), TEXT.filter(len)).map(
+            lambda told: tuple(sorted(f"{place}: {fault}" for place, fault in told.items()))
+        ),
     }
 )
 
@@ -197,7 +200,7 @@ def test_the_strategy_covers_every_field() -> None:
     example = {
         "exit_code", "signal", "error", "engine_digest", "module_path", "model_digest", "effective_config", "device",
         "generations", "counters", "metrics", "facts", "seams", "keys", "equations", "certificate", "peak_rss_bytes",
-        "started_at", "ended_at", "log_tail",
+        "started_at", "ended_at", "log_tail", "flags",
     }  # fmt: skip
     assert drawn == example
 
@@ -264,6 +267,8 @@ def test_field_67_bad_numbers_become_missing_with_a_flag_and_good_ones_stay(stor
         "none": Missing(missing="not recorded"),
     }
     assert found.log_tail == "half \ufffd and NUL \ufffd"
+    assert "counters.nan: nan" in found.flags
+    assert "log_tail: NUL or half a surrogate pair" in found.flags
     database = Database(store_url)
     with database.reading() as connection:
         wanted = select(series.c.name, value.c.flag).join(series, series.c.id == value.c.series_id)
@@ -301,6 +306,8 @@ def test_flags_name_the_place() -> None:
         "device.name.1": "NUL or half a surrogate pair",
         "effective_config.policy.value": "nan",
     }
+    assert clean.flags == tuple(sorted(f"{place}: {fault}" for place, fault in flags.items()))
+    assert storable(clean) == (clean, {})
     assert clean.generations[0].gaps == ()
     assert clean.generations[0].counters == {"decode": {"y": 1}}
     assert clean.facts == {"f": "not finite: nan"}

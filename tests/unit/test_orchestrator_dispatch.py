@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from jobs.adapters.base import RunOrder
+from jobs.adapters.native import NativeAdapter
 from jobs.model import ArmPlan, CellPlan, Limits, Manifest, RunSettings
 from jobs.provenance import tree_digest
 from jobs.store import Pending, Store
@@ -25,7 +27,7 @@ from orchestrator.embedded import half_done
 from orchestrator.outcome import RunOutcome, Spool
 from orchestrator.place import HostLost, InProcessPlacer, Ticket, WorkerLost
 from orchestrator.scripted import ScriptedProbe
-from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings
+from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
 
 FAKE = Path(__file__).parents[1] / "fakes" / "engine_main.py"
 
@@ -79,7 +81,8 @@ class Field:
 
     def make(self, worker: str, card: CardName, stopped: Callable[[], bool]) -> GpuWorker:
         probe = ScriptedProbe([card.uuid], time.monotonic, self.scripts.get(worker, []))
-        return GpuWorker(worker, card, self.works, probe, {"PATH": "/usr/bin:/bin"}, stopped)
+        adapters = {"native": NativeAdapter(models=lambda _folder: "d")}
+        return GpuWorker(worker, card, self.works, probe, {"PATH": "/usr/bin:/bin"}, stopped, adapters)
 
     def work(
         self,
@@ -260,12 +263,82 @@ def test_an_outcome_left_in_the_spool_counts_once_and_a_late_one_not_at_all(fiel
     before = field.store.judge_input(sweep_id)
     left = field.spool.left_over(sweep_id)
     assert len(left) == 4
+    assert ingest(field.store, field.spool, sweep_id) == 4
+    assert field.store.judge_input(sweep_id) == before
     late = left[0].model_copy(update={"fence": 1, "reason": "from another world"})
-    late = late.model_copy(update={"record": late.record and late.record.model_copy(update={"log_tail": "other"})})
-    assert ingest(field.store, (*left, late), lambda o: field.spool.acknowledge(o.sweep_id, o.attempt_id)) == 4
+    field.spool.put(late.model_copy(update={"record": late.record and late.record.model_copy(update={"exit_code": 3})}))
+    assert ingest(field.store, field.spool, sweep_id) == 0
     assert field.store.judge_input(sweep_id) == before
     assert field.spool.left_over(sweep_id) == ()
     assert [e.kind for e in field.store.events(sweep_id)].count("too_late") == 1
+
+
+@pytest.mark.parametrize("poison", ["beyond", "unreadable", "other_attempt", "no_record", "unknown_attempt"])
+def test_a_poison_file_in_the_spool_is_met_once_and_the_sweep_goes_on(field: Field, poison: str) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    attempt_id, outcome = spooled(field, sweep_id, manifest)
+    folder = field.works.spool / sweep_id
+    file = folder / f"{attempt_id}.json"
+    if poison == "unreadable":
+        file.write_text('{"half": NaN')
+    elif poison == "other_attempt":
+        file.rename(folder / "att_other.json")
+    elif poison == "no_record":
+        field.spool.put(outcome.model_copy(update={"record": None}))
+    elif poison == "unknown_attempt":
+        file.unlink()
+        field.spool.put(outcome.model_copy(update={"attempt_id": "att_elsewhere"}))
+    else:
+        assert outcome.record is not None
+        wide = outcome.record.model_copy(update={"peak_rss_bytes": 2**63})
+        field.spool.put(outcome.model_copy(update={"record": wide}))
+    assert ingest(field.store, field.spool, sweep_id) == 0
+    assert not folder.exists()
+    noted = {"unreadable": "unreadable", "other_attempt": "unreadable", "unknown_attempt": "too_late"}
+    (event,) = [e for e in field.store.events(sweep_id) if e.kind == noted.get(poison, "unstorable")]
+    if poison != "unknown_attempt":
+        assert "kept in" in event.message
+        assert len(list((field.works.spool / "aside").iterdir())) == 1
+    assert ingest(field.store, field.spool, sweep_id) == 0
+    field.store.break_leases(sweep_id, "its driver is gone")
+    assert field.work(sweep_id, manifest).complete == 4
+    first = field.attempts(sweep_id)["base"][0]
+    assert first[0] == ("failed" if poison in ("beyond", "no_record") else "lost")
+    if poison == "beyond":
+        assert first[1].startswith("protocol: ")
+        assert "peak_rss_bytes" in first[1]
+
+
+def spooled(field: Field, sweep_id: str, manifest: Manifest) -> tuple[str, RunOutcome]:
+    """One attempt run by a driver that died before it stored the outcome."""
+    claim = field.store.claim_block(sweep_id, "dead/w0", 60)
+    assert claim is not None
+    run = claim.pending[0]
+    attempt = field.store.open_attempt(run.run_id, claim.fence, "dead/w0", field.cards[0].uuid)
+    field.store.move(attempt.attempt_id, claim.fence, "claimed", "clearing")
+    field.store.move(attempt.attempt_id, claim.fence, "clearing", "running")
+    worker = field.make("w0", field.cards[0], lambda: False)
+    worker.start()
+    try:
+        arm = next(arm for arm in manifest.arms if arm.name == run.arm)
+        order = RunOrder(run.run_id, attempt.attempt_id, 1, claim.plan, arm, field.cards[0].uuid, 20.0)
+        return attempt.attempt_id, worker.run(WorkOrder(sweep_id, claim.fence, order))
+    finally:
+        worker.close()
+
+
+@pytest.mark.parametrize(
+    "spoil", ['{"type": "result", "counters": {"hits": 1e400}}', "[" * 100_000, '{"type": "hello", "protocol": 1}']
+)
+def test_field_67_a_child_that_writes_what_cannot_be_kept_fails_its_run_and_the_worker_lives(
+    field: Field, spoil: str
+) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {"spoil": spoil}})
+    done = field.work(sweep_id, manifest)
+    assert (done.complete, done.exhausted) == (2, 2)
+    tries = field.attempts(sweep_id)["head"]
+    assert [state for state, _ in tries] == ["failed"] * 2
+    assert all(reason.startswith("protocol: ") for _, reason in tries)
 
 
 def test_a_half_done_block_goes_back_to_its_card_or_nowhere(field: Field) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from jobs.adapters.base import RunOrder
-from jobs.model import ArmPlan, CellPlan, RunSettings
+from jobs.adapters.base import RunOrder, RunPlace, RunResult
+from jobs.adapters.native import NativeAdapter
+from jobs.model import ArmPlan, CellPlan, RunRecord, RunSettings
 from jobs.provenance import tree_digest
 from orchestrator.cards import ProbeError
 from orchestrator.choose import simulated_cards
@@ -38,7 +39,8 @@ class Bench:
         self.settings = WorkerSettings(tmp_path / "spool", tmp_path / "scratch", tmp_path / "locks")
         self.spool = Spool(self.settings.spool)
         probe = ScriptedProbe([CARD.uuid], time.monotonic, script)
-        self.worker = GpuWorker("w0", CARD, self.settings, probe, {"PATH": "/usr/bin:/bin"}, self.halt.is_set)
+        adapters = {"native": NativeAdapter(models=lambda _folder: "d" * 64)}
+        self.worker = GpuWorker("w0", CARD, self.settings, probe, {"PATH": "/usr/bin:/bin"}, self.halt.is_set, adapters)
 
     def run(self, **wish: Any) -> RunOutcome:
         arm = ArmPlan(
@@ -158,3 +160,46 @@ def test_a_broken_spool_file_is_left_and_the_others_are_read(bench: Bench) -> No
     (bench.settings.spool / "swp_1" / "att_0.json").write_text('{"half": ')
     assert bench.spool.left_over("swp_1") == (outcome,)
     assert (bench.settings.spool / "swp_1" / "att_0.json").exists()
+
+
+class Overflowing:
+    """An adapter whose record holds what no JSON can, as a metric computed from good counters may."""
+
+    def __init__(self, record: RunRecord, **changes: Any) -> None:
+        self.record = record.model_copy(update=changes)
+
+    def run(self, order: RunOrder, place: RunPlace) -> RunResult:
+        return RunResult("measured", self.record, leftovers=(4_000_001,))
+
+
+def test_field_67_a_metric_that_overflowed_is_missing_and_flagged_in_the_record(bench: Bench) -> None:
+    record = bench.run().record
+    assert record is not None
+    assert record.flags == ()
+    bench.worker.adapters = {"native": Overflowing(record, metrics={"a": float("inf"), "b": 1.5})}
+    outcome = bench.run()
+    assert outcome.end == "measured"
+    assert outcome.record is not None
+    assert outcome.record.flags == ("metrics.a: inf",)
+    assert outcome.record.metrics["b"] == 1.5
+    assert bench.spool.left_over("swp_1") == (outcome,)
+    assert outcome.record.certificate is not None
+    assert outcome.record.certificate.after["ended"] == [4_000_001]
+
+
+def test_a_record_that_cannot_be_kept_is_a_failed_run_and_the_worker_goes_on(bench: Bench) -> None:
+    record = bench.run().record
+    assert record is not None
+    bench.worker.adapters = {"native": Overflowing(record, peak_rss_bytes=2**70)}
+    outcome = bench.run()
+    assert (outcome.end, outcome.retry, outcome.record) == ("failed", False, None)
+    assert outcome.reason.startswith("protocol: ")
+    assert bench.spool.left_over("swp_1") == (outcome,)
+
+
+@pytest.mark.parametrize("bench", [[{"throttle_bits": 0x40}]], indirect=True)
+def test_field_19_a_card_slowed_before_the_spawn_is_contaminated_with_the_reason(bench: Bench) -> None:
+    outcome = bench.run()
+    assert (outcome.end, outcome.record) == ("contaminated", None)
+    assert "throttled" in outcome.reason
+    assert "hardware thermal slowdown" in outcome.reason
