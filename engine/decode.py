@@ -14,7 +14,7 @@ from engine.capture import CapturePlan, cut
 from engine.counters import Tally
 from engine.device.base import Device, Launch, Placed, Recorded
 from engine.errors import NonFiniteLogits
-from engine.graph import DTYPES, Graph
+from engine.graph import Graph, stored_bytes
 from engine.kv import KvCache
 from engine.paging.pager import Pager
 from engine.plan import Operand, Plan, Step
@@ -53,11 +53,13 @@ class Decoder:
         self._length = 0
         self._control = device.alloc(_LENGTH_BYTES + _GAP_BYTES + _ID_BYTES * max(plans), "control block")
         self._workspace = device.alloc(max(p.workspace_bytes for p in plans.values()), "workspace")
-        self._constants = [device.alloc(c.nbytes, f"constant {c.name}") for c in plans[1].constants]
-        for address, constant in zip(self._constants, plans[1].constants, strict=True):
-            device.copy_in(address, constant.data)
+        constants = {c.name: c for plan in plans.values() for c in plan.constants}
+        self._constants = {name: device.alloc(c.nbytes, f"constant {name}") for name, c in constants.items()}
+        for name, constant in constants.items():
+            device.copy_in(self._constants[name], constant.data)
         self._launches: dict[tuple[int, int, tuple[int, ...]], Launch] = {}
-        self._host = {name: weight.array() for name, weight in graph.weights.items()}
+        self._states = [device.alloc(s.nbytes, f"state {s.name}") for s in plans[1].states]
+        self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
         self.capture_plan: CapturePlan | None = cut(plans[1], pager.steady) if capture else None
         self._warm = False
         self._recorded: list[Recorded | None] | None = None
@@ -70,6 +72,8 @@ class Decoder:
         """Begin a new sequence: no position is cached."""
         self._length = 0
         self._device.copy_in(self._control, np.zeros(1, np.int64))
+        for address, state in zip(self._states, self._plans[1].states, strict=True):
+            self._device.fill(address, state.nbytes, 0)
 
     def prefill(self, ids: Sequence[int], chunk: int) -> Emitted:
         """Feed a prompt in chunks of at most `chunk` tokens; the token that follows it."""
@@ -87,7 +91,7 @@ class Decoder:
 
     def close(self) -> None:
         """Free what the decoder allocated."""
-        for address in (self._control, self._workspace, *self._constants):
+        for address in (self._control, self._workspace, *self._constants.values(), *self._states):
             self._device.free(address)
 
     def _forward(self, rows: int) -> Emitted:
@@ -190,15 +194,17 @@ class Decoder:
 
     def _place(self, plan: Plan, operand: Operand, keys: Any) -> Placed:
         ref = operand.ref
-        nbytes = int(np.prod(ref.shape, dtype=np.int64)) * DTYPES[ref.dtype].itemsize
+        nbytes = stored_bytes(ref.dtype, int(np.prod(ref.shape, dtype=np.int64)))
         match ref.kind:
             case "key":
                 return Placed(operand, next(keys), nbytes)
             case "buffer":
                 address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
                 return Placed(operand, address, nbytes)
+            case "state":
+                return Placed(operand, self._states[ref.index], nbytes)
             case "constant":
-                return Placed(operand, self._constants[ref.index], nbytes)
+                return Placed(operand, self._constants[ref.name], nbytes)
             case "kv_key" | "kv_value":
                 what = "key" if ref.kind == "kv_key" else "value"
                 return Placed(

@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from engine.errors import ModelFilesError, UnsupportedModel
-from engine.graph import DTYPES, DecoderInfo, Dim, Graph, Node, Value, Weight
+from engine.graph import DecoderInfo, Dim, Graph, Node, Subgraph, Value, Weight, stored_bytes
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 _AGAIN = "export the model again"
@@ -31,6 +31,13 @@ _ELEMENT: dict[int, str] = {
     onnx.TensorProto.INT32: "int32",
     onnx.TensorProto.INT64: "int64",
     onnx.TensorProto.BOOL: "bool",
+    onnx.TensorProto.INT16: "int16",
+    onnx.TensorProto.UINT16: "uint16",
+    onnx.TensorProto.UINT32: "uint32",
+    onnx.TensorProto.UINT64: "uint64",
+    onnx.TensorProto.DOUBLE: "float64",
+    onnx.TensorProto.INT4: "int4",
+    onnx.TensorProto.UINT4: "uint4",
 }
 
 
@@ -62,7 +69,7 @@ def _load(folder: Path) -> Graph:
     inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in weights}
     outputs = {v.name: v for v in map(_value, model.graph.output)}
     info = _info(config, decoder)
-    for name, where in ((info.input_ids, inputs), (info.attention_mask, inputs), (info.logits, outputs)):
+    for name, where in ((info.input_ids, inputs), (info.logits, outputs)):
         if name not in where:
             raise ModelFilesError(
                 f"genai_config.json names {name!r}, which the graph does not have",
@@ -130,7 +137,18 @@ def _info(config: dict[str, Any], decoder: dict[str, Any]) -> DecoderInfo:
         present_key=_per_layer(outputs, "present_key_names"),
         present_value=_per_layer(outputs, "present_value_names"),
         logits=str(outputs.get("logits", "logits")),
+        position_ids=str(inputs.get("position_ids", "position_ids")),
+        states=_states(inputs, outputs),
     )
+
+
+def _states(inputs: dict[str, Any], outputs: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Name patterns of states: every past_*_names beside keys and values, with its present_*_names."""
+    made = []
+    for name in sorted(inputs):
+        if name.startswith("past_") and name.endswith("_names") and name not in ("past_key_names", "past_value_names"):
+            made.append((_per_layer(inputs, name), _per_layer(outputs, "present_" + name.removeprefix("past_"))))
+    return tuple(made)
 
 
 def _whole(section: dict[str, Any], name: str) -> int:
@@ -172,7 +190,7 @@ def _weights(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, Weight
         shape = tuple(int(d) for d in tensor.dims)
         if any(d < 0 for d in shape):
             raise ModelFilesError(f"initialiser {tensor.name} has the shape {list(shape)}", _AGAIN)
-        expected = math.prod(shape) * DTYPES[dtype].itemsize
+        expected = stored_bytes(dtype, math.prod(shape))
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             data = _external(tensor, folder, expected, maps)
         else:
@@ -269,9 +287,23 @@ def _attribute(attribute: onnx.AttributeProto, node: str) -> Any:
         raise ModelFilesError(f"node {node}: attribute {attribute.name!r} cannot be read", _AGAIN) from error
     if isinstance(value, bytes):
         return value.decode(errors="replace")
+    if isinstance(value, onnx.GraphProto):
+        return _subgraph(value, node)
     if isinstance(value, onnx.TensorProto):
         return _values(value, f"node {node}, attribute {attribute.name!r}")
     return list(value) if isinstance(value, (list, tuple)) else value
+
+
+def _subgraph(graph: onnx.GraphProto, node: str) -> Subgraph:
+    """A branch: its initialisers must be inline, as exporters write them."""
+    weights: dict[str, Weight] = {}
+    for tensor in graph.initializer:
+        values = np.ascontiguousarray(_values(tensor, f"node {node}, initialiser {tensor.name!r}"))
+        weights[_text(tensor.name)] = Weight(
+            _text(tensor.name), str(values.dtype), values.shape, values.reshape(-1).view(np.uint8)
+        )
+    nodes = tuple(_node(i, n) for i, n in enumerate(graph.node))
+    return Subgraph(nodes, weights, tuple(_text(o.name) for o in graph.output))
 
 
 def _value(value: onnx.ValueInfoProto) -> Value:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import engine
+from engine.bind import lower
 from engine.config import AUTO_DEVICE, RunRequest, parse_share
 from engine.counters import COUNTERS, PHASES, Tally
 from engine.decode import Decoder, Emitted
@@ -20,7 +21,6 @@ from engine.errors import BadRequest, EngineError, OutOfMemory, Refused
 from engine.graph import Graph
 from engine.journal import Emit
 from engine.kv import KvCache, bucket, committed_bytes
-from engine.lower import lower
 from engine.onnx_load import load, recorded_digest
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager, minimum_budget
@@ -116,7 +116,10 @@ def _set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, 
     config = request.config
     positions = len(request.prompt_ids) + request.tokens - 1
     plan = plans[1]
-    fixed = max(p.workspace_bytes for p in plans.values()) + sum(c.nbytes for c in plan.constants)
+    fixed = max(p.workspace_bytes for p in plans.values()) + sum(
+        {c.name: c.nbytes for p in plans.values() for c in p.constants}.values()
+    )
+    fixed += sum(s.nbytes for s in plan.states)
     fixed += committed_bytes(plan.kv, positions, device.granule_bytes)
     budget = _budget(request, plan, fixed, device.granule_bytes)
     ledger = Ledger(device.granule_bytes, config.vram_limit, tally)

@@ -278,9 +278,9 @@ class SimDevice:
 
     def _view(self, placed: Placed) -> NDArray[Any]:
         ref = placed.operand.ref
-        dtype = DTYPES[ref.dtype]
         if placed.host is not None:
             return placed.host.reshape(ref.shape)
+        dtype = DTYPES[ref.dtype]
         region, offset = self._find(placed.address)
         raw = region.backing[offset : offset + placed.nbytes].view(dtype)
         if ref.kind in ("kv_key", "kv_value"):

@@ -19,7 +19,19 @@ Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Params = Mapping[str, Any]
 
-_FAMILIES = ("attention", "elementwise", "embedding", "matmul", "norm", "sampling")
+_FAMILIES = (
+    "attention",
+    "elementwise",
+    "embedding",
+    "linear",
+    "matmul",
+    "moe",
+    "movement",
+    "norm",
+    "reduce",
+    "rotary",
+    "sampling",
+)
 _KERNELS: dict[str, KernelDef] = {}
 
 

@@ -12,7 +12,19 @@ if TYPE_CHECKING:
 
 Rule = Callable[["Lowering", "Node"], None]
 
-_FAMILIES = ("attention", "elementwise", "embedding", "length", "matmul", "norm")
+_FAMILIES = (
+    "attention",
+    "control",
+    "elementwise",
+    "embedding",
+    "linear",
+    "matmul",
+    "moe",
+    "movement",
+    "norm",
+    "reduce",
+    "rotary",
+)
 _RULES: dict[tuple[str, str], Rule] = {}
 
 
