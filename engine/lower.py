@@ -265,8 +265,8 @@ class Lowering:
             self.set(node.output(i), self.promote(node.output(i), made) if heavy and node.output(i) else made)
 
 
-def walk(b: Lowering, nodes: Sequence[Node]) -> None:
-    """Lower nodes in order. Raises UnsupportedModel with every reason at once, by node and op."""
+def walk(b: Lowering, nodes: Sequence[Node], *, stop_at: type[Refusal] | None = None) -> None:
+    """Lower nodes in order. Raises UnsupportedModel with every reason at once, by node and op; `stop_at` at once."""
     rules = [(node, ops.find(node.domain, node.op)) for node in nodes]
     _refuse([f"{n.name} ({n.full_op}): operator is not served" for n, rule in rules if rule is None])
     reasons: list[str] = []
@@ -276,6 +276,8 @@ def walk(b: Lowering, nodes: Sequence[Node]) -> None:
         try:
             rule(b, node)
         except Refusal as refusal:
+            if stop_at is not None and isinstance(refusal, stop_at):
+                raise
             if not missing.intersection(node.inputs):  # behind a refused node every consumer would complain as well
                 reasons.append(f"{node.name} ({node.full_op}): {refusal}")
             missing.update(filter(None, node.outputs))

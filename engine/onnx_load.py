@@ -65,7 +65,7 @@ def _load(folder: Path) -> Graph:
     decoder = _section(config, "model", "decoder")
     model = _read_model(_inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json"))
     weights = dict(_weights(model.graph, folder))
-    nodes = tuple(_node(i, n) for i, n in enumerate(model.graph.node))
+    nodes = nodes_of(model.graph)
     inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in weights}
     outputs = {v.name: v for v in map(_value, model.graph.output)}
     info = _info(config, decoder)
@@ -76,6 +76,21 @@ def _load(folder: Path) -> Graph:
                 "check that both come from one export",
             )
     return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder))
+
+
+def nodes_of(graph: onnx.GraphProto) -> tuple[Node, ...]:
+    """A graph's nodes, in the order of the file."""
+    return tuple(_node(i, n) for i, n in enumerate(graph.node))
+
+
+def weights_of(graph: onnx.GraphProto) -> dict[str, Weight]:
+    """A graph's initialisers, all inline. Raises ModelFilesError for one that lies in another file."""
+    weights: dict[str, Weight] = {}
+    for tensor in graph.initializer:
+        values = np.ascontiguousarray(_values(tensor, f"initialiser {tensor.name!r}"))
+        data = values.reshape(-1).view(np.uint8)
+        weights[_text(tensor.name)] = Weight(_text(tensor.name), str(values.dtype), values.shape, data)
+    return weights
 
 
 def recorded_digest(folder: Path) -> str | None:
@@ -288,22 +303,15 @@ def _attribute(attribute: onnx.AttributeProto, node: str) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, onnx.GraphProto):
-        return _subgraph(value, node)
+        return _subgraph(value)
     if isinstance(value, onnx.TensorProto):
         return _values(value, f"node {node}, attribute {attribute.name!r}")
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def _subgraph(graph: onnx.GraphProto, node: str) -> Subgraph:
+def _subgraph(graph: onnx.GraphProto) -> Subgraph:
     """A branch: its initialisers must be inline, as exporters write them."""
-    weights: dict[str, Weight] = {}
-    for tensor in graph.initializer:
-        values = np.ascontiguousarray(_values(tensor, f"node {node}, initialiser {tensor.name!r}"))
-        weights[_text(tensor.name)] = Weight(
-            _text(tensor.name), str(values.dtype), values.shape, values.reshape(-1).view(np.uint8)
-        )
-    nodes = tuple(_node(i, n) for i, n in enumerate(graph.node))
-    return Subgraph(nodes, weights, tuple(_text(o.name) for o in graph.output))
+    return Subgraph(nodes_of(graph), weights_of(graph), tuple(_text(o.name) for o in graph.output))
 
 
 def _value(value: onnx.ValueInfoProto) -> Value:

@@ -31,6 +31,7 @@ _FAMILIES = (
     "reduce",
     "rotary",
     "sampling",
+    "scaled_attention",
 )
 _KERNELS: dict[str, KernelDef] = {}
 

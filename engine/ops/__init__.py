@@ -24,6 +24,7 @@ _FAMILIES = (
     "norm",
     "reduce",
     "rotary",
+    "scaled_attention",
 )
 _RULES: dict[tuple[str, str], Rule] = {}
 
