@@ -19,6 +19,9 @@ from engine.kv import KvCache
 from engine.paging.pager import Pager
 from engine.plan import Operand, Plan, Step
 
+_UNSTEADY_STEPS = 2
+"""One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
+
 _GAP_BYTES, _LENGTH_BYTES, _ID_BYTES = 8, 8, 8
 """The control block: length, then gap (float32, padded), then ids; so one copy brings gap and token together."""
 
@@ -29,6 +32,11 @@ class Emitted:
 
     token: int
     gap: float
+
+
+def control_bytes(rows: int) -> int:
+    """Bytes of the control block for prompt chunks of at most `rows` tokens."""
+    return _LENGTH_BYTES + _GAP_BYTES + _ID_BYTES * rows
 
 
 class Decoder:
@@ -51,7 +59,7 @@ class Decoder:
         self._kv = kv
         self._tally = tally
         self._length = 0
-        self._control = device.alloc(_LENGTH_BYTES + _GAP_BYTES + _ID_BYTES * max(plans), "control block")
+        self._control = device.alloc(control_bytes(max(plans)), "control block")
         self._workspace = device.alloc(max(p.workspace_bytes for p in plans.values()), "workspace")
         constants = {c.name: c for plan in plans.values() for c in plan.constants}
         self._constants = {name: device.alloc(c.nbytes, f"constant {name}") for name, c in constants.items()}
@@ -99,12 +107,11 @@ class Decoder:
         self._kv.ensure(self._length + rows)
         before = self._device.tally.read()
         if rows == 1:
-            replayed = self._one_token(plan)
+            self._one_token(plan)
         else:
             self._eager(plan, plan.steps)
-            replayed = False
         self._length += rows
-        self._account(plan, before, replayed)
+        self._account(plan, before)
         raw = self._device.copy_out(self._control + _LENGTH_BYTES, _GAP_BYTES + _ID_BYTES)
         gap, token = struct.unpack("<f4xq", raw)
         if math.isnan(gap):
@@ -113,20 +120,22 @@ class Decoder:
             )
         return Emitted(token, gap)
 
-    def _account(self, plan: Plan, before: Mapping[str, int | float], replayed: bool) -> None:
+    def _account(self, plan: Plan, before: Mapping[str, int | float]) -> None:
         self._tally.add("forward_steps")
         self._tally.add("touches", plan.touches)
         self._tally.add("gather_bytes", plan.gather_bytes)
         after = self._device.tally.read()
         if plan.rows == 1:
+            steady = self._tally.read().get("decode_steps", 0) >= _UNSTEADY_STEPS
             self._tally.add("decode_steps")
             self._device.tally.set("step_kernels", int(after["kernel_runs"] - before.get("kernel_runs", 0)))
-            self._tally.add("alloc_calls_steady", int(after["alloc_calls"] - before["alloc_calls"]))
-        if replayed:
-            self._tally.add("vmm_calls_steady", int(after.get("vmm_calls", 0) - before.get("vmm_calls", 0)))
+            alloc_calls = int(after["alloc_calls"] - before["alloc_calls"])
+            self._tally.add("alloc_calls_steady", alloc_calls if steady else 0)
+            vmm_calls = int(after.get("vmm_calls", 0) - before.get("vmm_calls", 0))
+            self._tally.add("vmm_calls_steady", vmm_calls if steady else 0)
 
-    def _one_token(self, plan: Plan) -> bool:
-        """Warm, record or replay; whether the step replayed a graph."""
+    def _one_token(self, plan: Plan) -> None:
+        """Warm, record or replay."""
         if self.capture_plan is None:
             self._eager(plan, plan.steps)
         elif not self.capture_plan.captured:
@@ -142,8 +151,6 @@ class Decoder:
         else:
             self._replay(plan, self.capture_plan, self._recorded)
             self._tally.add("replays")
-            return True
-        return False
 
     def _record(self, plan: Plan, capture: CapturePlan) -> None:
         recorded: list[Recorded | None] = []

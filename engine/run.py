@@ -13,7 +13,7 @@ import engine
 from engine.bind import lower
 from engine.config import AUTO_DEVICE, RunRequest, parse_share
 from engine.counters import COUNTERS, PHASES, Tally
-from engine.decode import Decoder, Emitted
+from engine.decode import Decoder, Emitted, control_bytes
 from engine.device.base import Device
 from engine.device.sim import SimDevice
 from engine.equations import Equation, Sums, evaluate
@@ -120,13 +120,17 @@ def _set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, 
         {c.name: c.nbytes for p in plans.values() for c in p.constants}.values()
     )
     fixed += sum(s.nbytes for s in plan.states)
-    fixed += committed_bytes(plan.kv, positions, device.granule_bytes)
-    budget = _budget(request, plan, fixed, device.granule_bytes)
-    ledger = Ledger(device.granule_bytes, config.vram_limit, tally)
+    fixed += control_bytes(max(plans))
+    budget = _budget(
+        request, plan, fixed + committed_bytes(plan.kv, positions, device.granule_bytes), device.granule_bytes
+    )
+    ledger = Ledger(device.granule_bytes, None if config.vram_limit is None else config.vram_limit - fixed, tally)
     pool = Pool(device, ledger)
     pager = Pager(device, plan, config.policy, budget, ledger, pool, tally)
     capacity = config.kv_capacity or bucket(positions, graph.info.context_length)
-    kv = KvCache(device, plan.kv, max(capacity, positions), ledger, pool)
+    if capacity < positions:
+        raise BadRequest(f"kv_capacity {capacity} is below the {positions} positions of prompt and tokens", "raise it")
+    kv = KvCache(device, plan.kv, capacity, ledger, pool)
     decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally)
     pager.preload()
     return _Setup(ledger, pool, pager, kv, decoder, budget, positions)
@@ -232,6 +236,9 @@ def _merge(into: dict[str, int | float], before: dict[str, int | float], after: 
 def _report(
     request: RunRequest, emit: Emit, progress: _Progress, setup: _Setup, plan: Plan, generations: list[dict[str, Any]]
 ) -> None:
+    device = progress.device
+    assert device is not None
+    setup.ledger.audit(device.mapped_bytes, setup.pool.free_bytes)
     counters = progress.read()
     facts = _facts(request, setup, plan, generations)
     traffic = list(zip(plan.keys, setup.pager.traffic, strict=True))

@@ -85,6 +85,7 @@ class SimDevice:
         self._serials = count()
         self._live: set[Granule] = set()  # created and not given back
         self._mapped: set[Granule] = set()
+        self._ranges: dict[tuple[int, int], int] = {}  # address and size of host bytes -> key
         self._recording: list[Launch] | None = None
         self._forms: dict[tuple[Any, ...], int] = {}
         self._decoded: dict[tuple[int, tuple[int, ...]], NDArray[Any]] = {}
@@ -167,15 +168,25 @@ class SimDevice:
 
     # -- data
 
-    def copy_in(self, address: int, source: NDArray[Any], tag: Tag | None = None) -> None:
-        """Copy host bytes in; a tagged copy is weight traffic."""
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of granules mapped now."""
+        return len(self._mapped) * self.granule_bytes
+
+    def host_range(self, key: int, source: NDArray[Any]) -> None:
+        """Remember where a key's bytes lie: only a copy from there fills that key."""
+        self._ranges[source.ctypes.data, source.nbytes] = key
+
+    def copy_in(self, address: int, source: NDArray[Any]) -> None:
+        """Copy host bytes in; a copy from a known range leaves that key there, any other leaves nobody."""
+        key = self._ranges.get((source.ctypes.data, source.nbytes)) if source.nbytes else None
         flat = source.reshape(-1).view(np.uint8)
         region, offset = self._range(address, flat.nbytes, "copy to")
         region.backing[offset : offset + flat.nbytes] = flat
-        if tag is None:
+        if key is None:
             region.spans.drop(address, address + flat.nbytes)
             return
-        region.spans.put(address, address + flat.nbytes, tag)
+        region.spans.put(address, address + flat.nbytes, Tag(key))
         self.tally.add("device_htod_bytes", flat.nbytes)
         self._model(flat.nbytes / self.profile.link_bytes_per_s * 1e9)
 
