@@ -18,11 +18,12 @@ def lower(graph: Graph, rows: int, *, all_logits: bool = False) -> Plan:
     Raises UnsupportedModel with every reason at once, by node and op.
     """
     info = graph.info
-    layers = _numbered(info.past_key, graph.inputs)
-    kv = _kv_geometry(graph, layers)
-    states = _states(graph)
+    unbound = dict(graph.unserved)
+    layers = _layers(graph)
+    kv = _kv_geometry(graph, layers, unbound)
+    states = _states(graph, unbound)
     values: dict[str, LoweredValue] = {info.input_ids: Ids(), info.attention_mask: Mask()}
-    for slot, layer in enumerate(layers):
+    for slot, layer in enumerate(layers if kv is not None else []):
         values[info.past_key % layer] = Past(slot, "key")
         values[info.past_value % layer] = Past(slot, "value")
     for index, spec in enumerate(states):
@@ -30,12 +31,11 @@ def lower(graph: Graph, rows: int, *, all_logits: bool = False) -> Plan:
     if info.position_ids in graph.inputs:
         rank = len(graph.inputs[info.position_ids].shape)
         values[info.position_ids] = Positions((1, rows) if rank == 2 else (3, 1, rows))
-    unbound = sorted(set(graph.inputs) - set(values))
-    if unbound:
-        raise UnsupportedModel(f"graph inputs are not served: {', '.join(unbound)}", "export a plain text decoder")
+    for name in sorted(set(graph.inputs) - set(values) - set(unbound)):
+        unbound[name] = f"graph input {name!r} is not served: export a plain text decoder"
     b = Lowering(graph.weights, values, frozenset({info.logits}), rows)
     b.info, b.kv, b.states, b.logit_chain = info, kv, states, frozenset() if all_logits else _logit_chain(graph)
-    walk(b, graph.nodes)
+    walk(b, graph.nodes, unbound=unbound)
     _check_present(b, graph, layers, states)
     return _finish(b, graph)
 
@@ -72,25 +72,35 @@ def _numbered(pattern: str, names: Mapping[str, Value]) -> list[int]:
     return sorted(int(m.group(1)) for m in map(shape.fullmatch, names) if m)
 
 
-def _kv_geometry(graph: Graph, layers: list[int]) -> KvGeometry:
+def _layers(graph: Graph) -> list[int]:
+    """Layers that have cached keys and values. Every layer has those or states: else names or counts do not pair up."""
     info = graph.info
-    values = _numbered(info.past_value, graph.inputs)
-    if not layers or layers != values or layers[-1] >= info.layers:
+    keys, values = _numbered(info.past_key, graph.inputs), _numbered(info.past_value, graph.inputs)
+    of_states = {layer for pattern, _ in info.states for layer in _numbered(pattern, graph.inputs)}
+    if not keys or keys != values or of_states.union(keys) != set(range(info.layers)):
         raise UnsupportedModel(
-            f"cached keys {info.past_key!r} are of layers {layers}, cached values of {values}, of {info.layers} layers",
-            "each layer with keys needs values; check genai_config.json",
+            f"cached keys {info.past_key!r} are of layers {keys}, cached values {info.past_value!r} of {values}, "
+            f"states of {sorted(of_states)}, and num_hidden_layers is {info.layers}",
+            "check the names and the count in genai_config.json",
         )
-    dtypes = {graph.inputs[p % layer].dtype for layer in layers for p in (info.past_key, info.past_value)}
+    return keys
+
+
+def _kv_geometry(graph: Graph, layers: list[int], unbound: dict[str, str]) -> KvGeometry | None:
+    """The cache's geometry; where its type is not served, the reason among `unbound`."""
+    info = graph.info
+    names = [p % layer for layer in layers for p in (info.past_key, info.past_value)]
+    dtypes = {graph.inputs[name].dtype for name in names}
     if len(dtypes) != 1 or not dtypes <= {"float32", "float16", "bfloat16", "int8"}:
-        raise UnsupportedModel(
-            f"KV cache of type {', '.join(sorted(dtypes))} is not served", "export with a float or int8 KV cache"
-        )
+        shown = f"KV cache of type {', '.join(sorted(dtypes))} is not served: export with a float or int8 KV cache"
+        unbound.update(dict.fromkeys(names, shown))
+        return None
     dtype = dtypes.pop()
     token_bytes = info.kv_heads * info.head_size * DTYPES[dtype].itemsize
     return KvGeometry(len(layers), info.kv_heads, info.head_size, dtype, token_bytes)
 
 
-def _states(graph: Graph) -> tuple[StateSpec, ...]:
+def _states(graph: Graph, unbound: dict[str, str]) -> tuple[StateSpec, ...]:
     """Convolution and recurrent states, in the order of the config's patterns and of layers."""
     made: list[StateSpec] = []
     for pattern, present in graph.info.states:
@@ -98,9 +108,8 @@ def _states(graph: Graph) -> tuple[StateSpec, ...]:
             value = graph.inputs[pattern % layer]
             shape = (1, *(d for d in value.shape[1:] if isinstance(d, int)))
             if len(shape) != len(value.shape):
-                raise UnsupportedModel(
-                    f"state {value.name!r} has shape {list(value.shape)}", "its extents must be numbers"
-                )
+                unbound[value.name] = f"state {value.name!r} of shape {list(value.shape)} is not served"
+                continue
             made.append(StateSpec(value.name, present % layer, shape))
     return tuple(made)
 

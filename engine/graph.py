@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -149,3 +149,5 @@ class Graph:
     info: DecoderInfo
     digest: str | None
     """The model digest written at build, where there is one."""
+    unserved: Mapping[str, str] = field(default_factory=dict)
+    """Initialisers of element types that are not served, each with the reason: they are not among the weights."""

@@ -14,7 +14,7 @@ from engine import kernels, ops
 from engine.errors import UnsupportedModel
 from engine.graph import DTYPES, PACKED, DecoderInfo, Node, Weight
 from engine.plan import Buffer, Key, KvGeometry, Operand, Ref, SeamReason, StateSpec, Step
-from engine.values import Const, LoweredValue, NotKnown, Refusal, State, Tensor, WeightValue
+from engine.values import Absent, Const, LoweredValue, NotKnown, Refusal, State, Tensor, WeightValue
 
 ALIGNMENT_BYTES = 256
 
@@ -65,12 +65,12 @@ class Lowering:
     # -- reading values
 
     def value(self, name: str) -> LoweredValue:
-        """The lowered value of a name. Raises Refusal for names that nothing produced."""
+        """The lowered value of a name. Raises Absent for names that nothing produced."""
         if name not in self._values and name in self.weights:
             weight = self.weights[name]
             self._values[name] = WeightValue(weight, weight.shape)
         if name not in self._values:
-            raise Refusal(f"input {name!r} is produced by nothing that is served")
+            raise Absent(name)
         return self._values[name]
 
     def peek(self, name: str) -> LoweredValue | None:
@@ -265,23 +265,36 @@ class Lowering:
             self.set(node.output(i), self.promote(node.output(i), made) if heavy and node.output(i) else made)
 
 
-def walk(b: Lowering, nodes: Sequence[Node], *, stop_at: type[Refusal] | None = None) -> None:
-    """Lower nodes in order. Raises UnsupportedModel with every reason at once, by node and op; `stop_at` at once."""
-    rules = [(node, ops.find(node.domain, node.op)) for node in nodes]
-    _refuse([f"{n.name} ({n.full_op}): operator is not served" for n, rule in rules if rule is None])
+def walk(
+    b: Lowering,
+    nodes: Sequence[Node],
+    *,
+    unbound: Mapping[str, str] | None = None,
+    stop_at: type[Refusal] | None = None,
+) -> None:
+    """Lower nodes in order. Raises UnsupportedModel with every reason at once, by node and op; `stop_at` at once.
+
+    `unbound` are inputs that are not served, with the reason for each, by name.
+    """
     reasons: list[str] = []
-    missing: set[str] = set()
-    for node, rule in rules:
-        assert rule is not None
+    missing = set(unbound or ())
+    for node in nodes:
+        rule = ops.find(node.domain, node.op)
         try:
+            if rule is None:
+                raise Refusal("operator is not served")
             rule(b, node)
         except Refusal as refusal:
             if stop_at is not None and isinstance(refusal, stop_at):
                 raise
-            if not missing.intersection(node.inputs):  # behind a refused node every consumer would complain as well
+            # Behind a refused node every consumer would complain as well.
+            if not (isinstance(refusal, Absent) and refusal.name in missing):
                 reasons.append(f"{node.name} ({node.full_op}): {refusal}")
             missing.update(filter(None, node.outputs))
-    _refuse(reasons)
+        except UnsupportedModel as of_branch:
+            reasons += of_branch.reasons
+            missing.update(filter(None, node.outputs))
+    _refuse([*reasons, *dict.fromkeys((unbound or {}).values())])
 
 
 def _refuse(reasons: list[str]) -> None:

@@ -17,7 +17,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from engine.errors import ModelFilesError, UnsupportedModel
+from engine.errors import ModelFilesError
 from engine.graph import DecoderInfo, Dim, Graph, Node, Subgraph, Value, Weight, stored_bytes
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
@@ -44,8 +44,8 @@ _ELEMENT: dict[int, str] = {
 def load(folder: Path) -> Graph:
     """Load the decoder in `folder` (genai_config.json, model.onnx, external data).
 
-    Raises ModelFilesError for a file that is missing, truncated, a Git LFS pointer, unreadable or outside the folder,
-    and UnsupportedModel for element types that are not served.
+    Initialisers of element types that are not served are listed, to be refused with the nodes. Raises ModelFilesError
+    for a file that is missing, truncated, a Git LFS pointer, unreadable or outside the folder.
     """
     try:
         return _load(folder)
@@ -64,18 +64,22 @@ def _load(folder: Path) -> Graph:
     config = _read_config(folder)
     decoder = _section(config, "model", "decoder")
     model = _read_model(_inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json"))
-    weights = dict(_weights(model.graph, folder))
+    unserved: dict[str, str] = {}
+    weights = dict(_weights(model.graph, folder, unserved))
     nodes = nodes_of(model.graph)
-    inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in weights}
+    stored = weights.keys() | unserved.keys()
+    inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in stored}
     outputs = {v.name: v for v in map(_value, model.graph.output)}
     info = _info(config, decoder)
-    for name, where in ((info.input_ids, inputs), (info.logits, outputs)):
-        if name not in where:
-            raise ModelFilesError(
-                f"genai_config.json names {name!r}, which the graph does not have",
-                "check that both come from one export",
-            )
-    return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder))
+    for side, names, there in (("inputs", ("input_ids", "attention_mask"), inputs), ("outputs", ("logits",), outputs)):
+        for name in names:
+            given = decoder[side].get(name)
+            if given is not None and str(given) not in there:
+                raise ModelFilesError(
+                    f"genai_config.json names {given!r}, which the graph does not have",
+                    "check that both come from one export",
+                )
+    return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder), unserved)
 
 
 def nodes_of(graph: onnx.GraphProto) -> tuple[Node, ...]:
@@ -193,14 +197,14 @@ def _read_model(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _weights(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, Weight]]:
+def _weights(graph: onnx.GraphProto, folder: Path, unserved: dict[str, str]) -> Iterator[tuple[str, Weight]]:
     maps: dict[Path, NDArray[np.uint8]] = {}
-    unserved: list[str] = []
     for tensor in graph.initializer:
         _text(tensor.name)
         dtype = _ELEMENT.get(tensor.data_type)
         if dtype is None:
-            unserved.append(f"initialiser {tensor.name}: element type {_type_name(tensor.data_type)}")
+            kind = _type_name(tensor.data_type)
+            unserved[tensor.name] = f"initialiser {tensor.name}: element type {kind} is not served"
             continue
         shape = tuple(int(d) for d in tensor.dims)
         if any(d < 0 for d in shape):
@@ -216,10 +220,6 @@ def _weights(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, Weight
                 _AGAIN,
             )
         yield tensor.name, Weight(tensor.name, dtype, shape, data)
-    if unserved:
-        raise UnsupportedModel(
-            f"{len(unserved)} initialisers are of types not served", "export in another precision", tuple(unserved)
-        )
 
 
 def _type_name(data_type: int) -> str:
@@ -317,7 +317,7 @@ def _subgraph(graph: onnx.GraphProto) -> Subgraph:
 def _value(value: onnx.ValueInfoProto) -> Value:
     kind = value.type.tensor_type
     dims: list[Dim] = [_text(d.dim_param) or int(d.dim_value) for d in kind.shape.dim]
-    return Value(_text(value.name), _ELEMENT.get(kind.elem_type, f"type {kind.elem_type}"), tuple(dims))
+    return Value(_text(value.name), _ELEMENT.get(kind.elem_type, _type_name(kind.elem_type)), tuple(dims))
 
 
 def _text(value: str) -> str:

@@ -151,6 +151,14 @@ class Refusal(Exception):
     """An op's reason for not serving a node; collected, so that all reasons come at once."""
 
 
+class Absent(Refusal):
+    """An input is produced by nothing that is served."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"input {name!r} is produced by nothing that is served")
+        self.name = name
+
+
 class NotKnown(Refusal):
     """An input would have to be known at build, and is not."""
 

@@ -31,13 +31,15 @@ def group_query_attention(b: Lowering, node: Node) -> None:
     for name, served in _SERVED.items():
         if a.get(name, served) != served:
             raise Refusal(f"{name} = {a[name]} is not served")
+    window = whole(node, "local_window_size", -1)
+    if whole(node, "sliding_window_cache", 0) and window < 1:  # with one, a cache that grows gives the same numbers
+        raise Refusal(f"sliding_window_cache = {a['sliding_window_cache']} without a window is not served")
     if any(node.input(i) for i in (9, 10)):
         raise Refusal("position ids and bias are not served")
-    if b.kv is None:
-        raise Refusal("there is no KV cache here")
+    past = _past(b, node)
+    assert b.kv is not None, "a past is bound where there is a cache"
     head_size = b.kv.head_size
     width = heads * head_size
-    past = _past(b, node)
     query = b.tensor(node, 0)
     packed = not node.input(1)
     expected = width + 2 * kv_heads * head_size if packed else width
@@ -68,7 +70,7 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         "head_size": head_size,
         "scale": number(node, "scale", 0.0) or 1 / math.sqrt(head_size),
         "softcap": number(node, "softcap", 0.0),
-        "window": whole(node, "local_window_size", -1),
+        "window": window,
         "interleaved": bool(whole(node, "rotary_interleaved", 0)),
         "qk_norm_eps": number(node, "qk_norm_epsilon", 1e-6),
         "long_above": threshold,
@@ -117,14 +119,20 @@ def _extras(b: Lowering, node: Node, heads: int, head_size: int) -> list[Operand
     return made
 
 
+_CACHE_ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
+
+
 def _cache_scales(b: Lowering, node: Node, kv_heads: int, head_size: int) -> list[Operand]:
     """Scales of an int8 cache, one in all or one a channel; a float cache has none."""
     assert b.kv is not None
     quantised = b.kv.dtype == "int8"
     kinds = [node.attributes.get(n, "NONE") for n in ("k_quant_type", "v_quant_type")]
     if not quantised:
-        if kinds != ["NONE", "NONE"] or node.input(12) or node.input(13):
-            raise Refusal("cache scales beside a float cache are not served")
+        if kinds != ["NONE", "NONE"] or whole(node, "kv_cache_bit_width", 0):
+            given = {n: node.attributes[n] for n in _CACHE_ATTRIBUTES if n in node.attributes}
+            raise Refusal(f"a cache of {b.kv.dtype} with {', '.join(f'{n} = {v}' for n, v in given.items())}")
+        if node.input(12) or node.input(13):
+            raise Refusal(f"cache scales beside a cache of {b.kv.dtype} are not served")
         return []
     if whole(node, "kv_cache_bit_width", 8) != 8 or not set(kinds) <= {"PER_TENSOR", "PER_CHANNEL"}:
         raise Refusal(f"a cache quantised as {kinds} in {node.attributes.get('kv_cache_bit_width')} bits is not served")

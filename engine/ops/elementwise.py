@@ -175,6 +175,8 @@ def cast(b: Lowering, node: Node) -> None:
     if isinstance(value, LengthValue | Positions) and to in ("int32", "int64"):
         b.set(node.output(0), value)
         return
+    if isinstance(value, LengthValue | Positions):
+        raise Refusal(f"cast to type {node.attributes['to']} of a length or of positions is not served")
     x = b.operand(node, 0)
     if isinstance(x, Tensor) and x.dtype == wide(to):
         b.set(node.output(0), x)

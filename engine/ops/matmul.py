@@ -45,7 +45,6 @@ def matmul_nbits(b: Lowering, node: Node) -> None:
     Zero points may be packed unsigned integers, rows padded to whole bytes, or floats of the scales' count; absent,
     they are 2^(bits-1). `accuracy_level` allows a runtime to round activations; this engine does not.
     """
-    x = b.tensor(node, 0)
     k, n, bits, block = (
         whole(node, "K", least=1),
         whole(node, "N", least=1),
@@ -60,6 +59,7 @@ def matmul_nbits(b: Lowering, node: Node) -> None:
         raise Refusal("prepacked weights are not served")
     if node.input(4):
         raise Refusal("g_idx is not served")
+    x = b.tensor(node, 0)
     if x.shape[-1] != k:
         raise Refusal(f"input {list(x.shape)} does not end in K = {k}")
     blocks = -(-k // block)

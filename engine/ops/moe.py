@@ -28,18 +28,19 @@ def qmoe(b: Lowering, node: Node) -> None:
     bits = whole(node, "expert_weight_bits", 4)
     if bits not in (4, 8) or any(whole(node, f"fc{i}_weight_bits", bits) != bits for i in (1, 2)):
         raise Refusal(f"{bits} bits are not served")
-    x, router = b.tensor(node, 0), b.tensor(node, 1)
-    params, inner = _params(b, node, x, router, bits)
     block = whole(node, "block_size", 0)
     fc1, fc2 = b.weight(node, 2), b.weight(node, 5)
-    hidden, experts = x.shape[-1], router.shape[-1]
-    rows = fc1.shape[1] if len(fc1.shape) == 3 else 0
-    inner = rows // 2 if params["activation"] == "swiglu" else rows
-    raw = (experts, rows, hidden * bits // 8), (experts, hidden, inner * bits // 8)
+    rows, hidden = (w.shape[1] if len(w.shape) == 3 else 0 for w in (fc1, fc2))
+    inner = rows // 2 if node.attributes.get("activation_type") == "swiglu" else rows
+    raw = (*fc1.shape[:1], rows, hidden * bits // 8), (*fc1.shape[:1], hidden, inner * bits // 8)
     if (fc1.shape, fc2.shape) != raw:
         raise Refusal(
             f"experts {list(fc1.shape)} and {list(fc2.shape)} are not in raw rows: export with weights_prepacked=0"
         )
+    x, router = b.tensor(node, 0), b.tensor(node, 1)
+    params, experts = _params(b, node, x, router, bits)
+    if (x.shape[-1], experts) != (hidden, fc1.shape[0]):
+        raise Refusal(f"{fc1.shape[0]} experts of {hidden} do not fit {list(x.shape)} and router {list(router.shape)}")
     record = b.new_record()
     operands = [Operand("x", x.ref), Operand("router", router.ref)]
     for name, weight, scale, bias, points, width in (("fc1", 2, 3, 4, 11, hidden), ("fc2", 5, 6, 7, 12, inner)):

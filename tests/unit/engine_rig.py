@@ -17,6 +17,7 @@ import platformdirs
 import pytest
 from numpy.typing import NDArray
 
+from engine.bind import lower
 from engine.config import parse_request
 from engine.counters import Tally
 from engine.decode import Decoder, Emitted
@@ -26,7 +27,6 @@ from engine.errors import ModelFilesError
 from engine.graph import DTYPES, Graph
 from engine.journal import Collected
 from engine.kv import KvCache, bucket
-from engine.lower import lower
 from engine.onnx_load import load
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager
