@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--granule", type=int, help="granule of the simulated device in bytes, a power of two")
     run.add_argument("--prefill-chunk", type=int, help="most prompt tokens in one forward pass")
     run.add_argument("--kv-capacity", type=int, help="positions to reserve KV addresses for")
+    run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
     return parser
 
@@ -135,6 +136,7 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
             "warmups": arguments.warmups,
             "ignore_eos": arguments.ignore_eos,
             "device": arguments.device,
+            "arithmetic": "none" if arguments.plan_only else "full",
             "config": config,
         }
     )

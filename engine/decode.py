@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.capture import CapturePlan, cut
 from engine.counters import Tally
-from engine.device.base import Device, Launch, Placed, Recorded
+from engine.device.base import CONTROL, Device, Launch, Placed, Recorded
 from engine.errors import NonFiniteLogits
-from engine.graph import Graph, stored_bytes
+from engine.graph import DTYPES, Graph, stored_bytes
 from engine.kv import KvCache
 from engine.paging.pager import Pager
 from engine.plan import Operand, Plan, Step
@@ -59,7 +60,7 @@ class Decoder:
         self._kv = kv
         self._tally = tally
         self._length = 0
-        self._control = device.alloc(control_bytes(max(plans)), "control block")
+        self._control = device.alloc(control_bytes(max(plans)), CONTROL)
         self._workspace = device.alloc(max(p.workspace_bytes for p in plans.values()), "workspace")
         constants = {c.name: c for plan in plans.values() for c in plan.constants}
         self._constants = {name: device.alloc(c.nbytes, f"constant {name}") for name, c in constants.items()}
@@ -96,6 +97,19 @@ class Decoder:
     def step(self) -> Emitted:
         """Feed the token that was chosen last, which stands on the device; the one that follows it."""
         return self._forward(1)
+
+    def force(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Feed given ids in one call, by the plan of so many rows; the logits it leaves, float32 [rows, vocabulary].
+
+        Rows are all of the call's where the plan keeps them, else the last one.
+        """
+        self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray(ids, np.int64))
+        self._forward(len(ids))
+        plan = self._plans[len(ids)]
+        ref = plan.logits
+        address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
+        raw = self._device.copy_out(address, stored_bytes(ref.dtype, math.prod(ref.shape)))
+        return np.frombuffer(raw, DTYPES[ref.dtype]).reshape(-1, ref.shape[-1]).astype(np.float32)
 
     def close(self) -> None:
         """Free what the decoder allocated."""

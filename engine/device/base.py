@@ -29,6 +29,10 @@ H200 = Profile("h200-measured-2026-11-29", 55.4e9, 4343e9, 530.0, 5700.0, 27_400
 Python, map and set-access of a granule."""
 
 
+CONTROL = "control block"
+"""What the memory of length, ids and gap is allocated as."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Granule:
     """A physical granule; equal only to itself, since an address seen again may hold another one."""
