@@ -143,4 +143,4 @@ def _logit_chain(graph: Graph) -> frozenset[str]:
     return frozenset(chain)
 
 
-_ROW_WISE = frozenset({"Cast", "Div", "Tanh", "Mul"})
+_ROW_WISE = frozenset({"Cast", "Add", "Div", "Tanh", "Mul"})

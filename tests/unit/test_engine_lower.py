@@ -17,7 +17,17 @@ from engine.errors import UnsupportedModel
 from engine.lower import _place
 from engine.onnx_load import load
 from engine.plan import Access, Operand, Ref, Step
-from tests.unit.engine_rig import build_tiny, edited, initializer, node, reconfigured, run, set_attribute
+from tests.unit.engine_rig import (
+    TINY_PROMPT,
+    Bench,
+    build_tiny,
+    edited,
+    initializer,
+    node,
+    reconfigured,
+    run,
+    set_attribute,
+)
 
 GQA = "layers.0/attn/GroupQueryAttention"
 GATE = "layers.0/mlp/gate_proj/MatMul_Q4"
@@ -362,6 +372,36 @@ def test_a_head_that_is_cast_still_costs_one_row(tiny: Path, tmp_path: Path) -> 
     assert plan.logits.shape == (1, 1, 512)
     assert next(s for s in plan.steps if s.node == "/lm_head/MatMul_Q4").operands[0].ref.shape == (1, 1, 128)
     assert [ids for ids, _ in run(folder).streams] == [ids for ids, _ in run(tiny).streams]
+
+
+def test_a_head_with_a_bias_costs_one_row_and_a_bias_a_row_is_added_to_its_own(tiny: Path, tmp_path: Path) -> None:
+    """What is added may be one for all rows, or an activation of all rows: the last row stays what it is."""
+    bias = np.linspace(-2, 2, 512, dtype=np.float32)
+
+    def edit(model: onnx.ModelProto) -> None:
+        node(model, "lm_head/MatMul_Q4").output[0] = "plain"
+        model.graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
+        model.graph.node.append(onnx.helper.make_node("Add", ["plain", "bias"], ["logits"], name="biased"))
+
+    def by_row(model: onnx.ModelProto) -> None:
+        edit(model)
+        head = node(model, "lm_head/MatMul_Q4")
+        again = onnx.NodeProto()
+        again.CopyFrom(head)
+        again.name, again.output[0] = "twin", "other"
+        model.graph.node.insert(len(model.graph.node) - 1, again)
+        model.graph.node[-1].input[1] = "other"
+
+    folder = edited(tiny, tmp_path / "m", edit)
+    plan = lower(load(folder), 5)
+    assert plan.logits.shape == (1, 1, 512)
+    assert next(s for s in plan.steps if s.node == "/lm_head/MatMul_Q4").operands[0].ref.shape == (1, 1, 128)
+    benches = [Bench(m, rows=(4,)) for m in (tiny, folder, edited(tiny, tmp_path / "n", by_row))]
+    for bench in benches:
+        bench.prefill(TINY_PROMPT)
+    plain, biased, twice = (bench.prompt_logits(4) for bench in benches)
+    np.testing.assert_array_equal(biased, plain + bias)
+    np.testing.assert_array_equal(twice, plain + plain)
 
 
 def test_logits_that_another_node_reads_keep_all_rows(tiny: Path, tmp_path: Path) -> None:
