@@ -26,13 +26,13 @@ from engine.oracle.walk import Walk
 class Reading:
     """What follows one position: `top` holds the largest logits as (id, logit), ties to the lower id.
 
-    `margin` is the distance between the two largest, infinite for a vocabulary of one.
+    `margin` is the distance between the two largest, None for a vocabulary of one.
     """
 
     position: int
     fed: int
     top: tuple[tuple[int, float], ...]
-    margin: float
+    margin: float | None
 
     @property
     def argmax(self) -> int:
@@ -57,6 +57,6 @@ def read(rows: NDArray[np.float32], ids: Sequence[int], top: int) -> Iterator[Re
     """The best of each row, `top` of them; `ids` are what was fed."""
     for position, (fed, row) in enumerate(zip(ids, rows, strict=True)):
         order = np.argsort(-row, kind="stable")[: max(top, 2)]
-        margin = float(row[order[0]] - row[order[1]]) if row.size > 1 else float("inf")
+        margin = float(row[order[0]] - row[order[1]]) if row.size > 1 else None
         best = tuple((int(n), float(row[n])) for n in order[:top])
         yield Reading(position, int(fed), best, margin)

@@ -27,19 +27,22 @@ class Walk:
 
     def logits(self) -> Array:
         """Logits of every position, float32 [positions, vocabulary]. Raises UnsupportedModel with every reason."""
+        name = self._graph.info.logits
+        if name not in self._makers:
+            raise UnsupportedModel(f"output {name!r} is produced by no node", "export the model with its head")
         nodes = self._needed()
         _check_served(nodes)
         values: dict[str, Value] = dict(self._given)
         uses = Counter(name for node in nodes for name in _reads(node))
         for node in nodes:
             self._compute(node, values)
-            for name in _reads(node):
-                uses[name] -= 1
-                if not uses[name]:
-                    values.pop(name, None)
-        made = values[self._graph.info.logits]
+            for read in _reads(node):
+                uses[read] -= 1
+                if not uses[read]:
+                    values.pop(read, None)
+        made = values[name]
         if not isinstance(made, np.ndarray) or made.ndim != 3 or made.shape[:2] != (1, self._positions):
-            raise UnsupportedModel(f"output {self._graph.info.logits!r} is not a row of logits for each position")
+            raise UnsupportedModel(f"output {name!r} is not a row of logits for each position")
         return np.asarray(made[0], np.float32)
 
     def _needed(self) -> list[Node]:
