@@ -145,7 +145,8 @@ class Bench:
 
     def prompt_logits(self, rows: int) -> NDArray[np.float32]:
         """Logits of the last row that a forward pass of `rows` rows left behind."""
-        return self.all_logits(rows)[-1]
+        last: NDArray[np.float32] = self.all_logits(rows)[-1]
+        return last
 
     def all_logits(self, rows: int) -> NDArray[np.float32]:
         """All rows of logits that a forward pass of `rows` rows left behind: one, unless the plan keeps all."""
