@@ -157,7 +157,7 @@ def read_request(path: Path) -> RunRequest:
     """Read and check a request file. Raises BadRequest."""
     try:
         return parse_request(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadRequest(f"request file {path} cannot be read: {error}", "give a JSON file") from error
 
 

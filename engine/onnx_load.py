@@ -104,7 +104,7 @@ def recorded_digest(folder: Path) -> str | None:
         return None
     try:
         digest = json.loads(path.read_text()).get("model_digest")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}", "build the model again") from error
     return digest if isinstance(digest, str) else None
 
@@ -116,7 +116,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     _refuse_pointer(path)
     try:
         config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}", _AGAIN) from error
     if not isinstance(config, dict):
         raise ModelFilesError(f"{path} does not hold an object", _AGAIN)
