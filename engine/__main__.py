@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine import PROTOCOL
+from engine.commands import conformance, logits, oracle
+from engine.commands.ids import add_prompt, prompt_of
 from engine.config import DEVICES, POLICIES, RunRequest, parse_request, read_request
 from engine.errors import BadRequest, EngineError
 from engine.journal import Collected, Emit, to_fd
@@ -55,9 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--result-fd", type=int, help="write JSON lines to this file descriptor")
     run.add_argument("--control-fd", type=int, help="end when this file descriptor closes")
     run.add_argument("--model", help="model folder")
-    prompt = run.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", help="prompt text, through the model's tokenizer")
-    prompt.add_argument("--prompt-ids", help='prompt as token ids: "504 3575 282"')
+    add_prompt(run)
     run.add_argument("--tokens", type=int, default=32)
     run.add_argument("--generations", type=int, default=1)
     run.add_argument("--warmups", type=int, default=0)
@@ -70,7 +70,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--granule", type=int, help="granule of the simulated device in bytes, a power of two")
     run.add_argument("--prefill-chunk", type=int, help="most prompt tokens in one forward pass")
     run.add_argument("--kv-capacity", type=int, help="positions to reserve KV addresses for")
+    run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
+    for command in (logits, oracle, conformance):
+        command.add(commands)
     return parser
 
 
@@ -129,29 +132,16 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
         {
             "protocol": PROTOCOL,
             "model": arguments.model,
-            "prompt_ids": _prompt(arguments),
+            "prompt_ids": prompt_of(arguments),
             "tokens": arguments.tokens,
             "generations": arguments.generations,
             "warmups": arguments.warmups,
             "ignore_eos": arguments.ignore_eos,
             "device": arguments.device,
+            "arithmetic": "none" if arguments.plan_only else "full",
             "config": config,
         }
     )
-
-
-def _prompt(arguments: argparse.Namespace) -> list[int]:
-    if arguments.prompt is not None:
-        if not arguments.prompt:
-            raise BadRequest("the prompt is empty", "give some text")
-        return Tokens(Path(arguments.model)).encode(arguments.prompt)
-    if arguments.prompt_ids is None:
-        raise BadRequest("no prompt", "give --prompt TEXT or --prompt-ids IDS")
-    ids = [_whole(word) for word in arguments.prompt_ids.replace(",", " ").split()]
-    wrong = [word for word in ids if not isinstance(word, int)]
-    if wrong:
-        raise BadRequest(f"prompt id {wrong[0]!r} is not a whole number", "token ids are whole numbers from 0")
-    return [word for word in ids if isinstance(word, int)]
 
 
 def _whole(text: str) -> int | str:

@@ -15,6 +15,8 @@ from engine.errors import BadRequest
 
 POLICIES = ("stable", "lru", "stable_slot", "size_first")
 DEVICES = ("auto", "sim", "cuda")
+ARITHMETIC = ("full", "none")
+"""`none`: a plan-only run, in which pager, ledger and capture are real and nothing is computed."""
 AUTO_DEVICE = "sim"
 """What `auto` stands for: the simulated device on every host, until the CUDA device is built."""
 CONFIG_NAMES = frozenset(
@@ -60,6 +62,7 @@ class RunRequest:
     decode_skip: int = 1
     device: str = "auto"
     uuid: str | None = None
+    arithmetic: Literal["full", "none"] = "full"
     config: EngineConfig = EngineConfig()
     given: frozenset[str] = field(default=frozenset())
     """Names of `config` that the request itself set; the rest are defaults."""
@@ -154,7 +157,7 @@ def read_request(path: Path) -> RunRequest:
     """Read and check a request file. Raises BadRequest."""
     try:
         return parse_request(json.loads(path.read_text()))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadRequest(f"request file {path} cannot be read: {error}", "give a JSON file") from error
 
 
@@ -168,6 +171,10 @@ def _check_scalars(request: RunRequest) -> None:
         raise BadRequest(f"ignore_eos is {request.ignore_eos!r}", "ignore_eos is true or false")
     if request.device not in DEVICES:
         raise BadRequest(f"unknown device {request.device!r}", f"known devices: {', '.join(DEVICES)}")
+    if request.arithmetic not in ARITHMETIC:
+        raise BadRequest(f"arithmetic is {request.arithmetic!r}", f"known: {', '.join(ARITHMETIC)}")
+    if request.arithmetic == "none" and request.device == "cuda":
+        raise BadRequest("a run without arithmetic uses no card", "leave the device out, or use sim")
     if request.uuid is not None and not isinstance(request.uuid, str):
         raise BadRequest(f"uuid is {request.uuid!r}", "uuid is the card's UUID as text")
 

@@ -92,9 +92,16 @@ _ROWS: tuple[Counter, ...] = (
         "device_htod_bytes", "bytes", "activity", "device", "lower", "weight bytes the device's own copy verb moved"
     ),
     Counter("vmm_calls", "count", "activity", "device", "lower", "create, map, set-access, unmap and release calls"),
-    Counter("vmm_calls_steady", "count", "activity", "device", "lower", "such calls in decode steps that replayed"),
+    Counter("vmm_calls_steady", "count", "activity", "device", "lower", "such calls from the third one-token step on"),
     Counter("alloc_calls", "count", "activity", "device", "lower", "device allocations outside the granule pool"),
-    Counter("alloc_calls_steady", "count", "activity", "device", "lower", "such allocations in decode steps"),
+    Counter(
+        "alloc_calls_steady",
+        "count",
+        "activity",
+        "device",
+        "lower",
+        "such allocations from the third one-token step on",
+    ),
     Counter("host_syncs", "count", "activity", "device", "lower", "host waits for the device"),
     Counter("pool_creates", "count", "activity", "device", "neutral", "physical granules created"),
     Counter("pool_hits", "count", "activity", "device", "neutral", "granules served from the pool"),

@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.capture import CapturePlan, cut
 from engine.counters import Tally
-from engine.device.base import Device, Launch, Placed, Recorded
+from engine.device.base import CONTROL, Device, Launch, Placed, Recorded
 from engine.errors import NonFiniteLogits
-from engine.graph import DTYPES, Graph
+from engine.graph import DTYPES, Graph, stored_bytes
 from engine.kv import KvCache
 from engine.paging.pager import Pager
 from engine.plan import Operand, Plan, Step
+
+_UNSTEADY_STEPS = 2
+"""One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
 
 _GAP_BYTES, _LENGTH_BYTES, _ID_BYTES = 8, 8, 8
 """The control block: length, then gap (float32, padded), then ids; so one copy brings gap and token together."""
@@ -29,6 +33,11 @@ class Emitted:
 
     token: int
     gap: float
+
+
+def control_bytes(rows: int) -> int:
+    """Bytes of the control block for prompt chunks of at most `rows` tokens."""
+    return _LENGTH_BYTES + _GAP_BYTES + _ID_BYTES * rows
 
 
 class Decoder:
@@ -51,13 +60,15 @@ class Decoder:
         self._kv = kv
         self._tally = tally
         self._length = 0
-        self._control = device.alloc(_LENGTH_BYTES + _GAP_BYTES + _ID_BYTES * max(plans), "control block")
+        self._control = device.alloc(control_bytes(max(plans)), CONTROL)
         self._workspace = device.alloc(max(p.workspace_bytes for p in plans.values()), "workspace")
-        self._constants = [device.alloc(c.nbytes, f"constant {c.name}") for c in plans[1].constants]
-        for address, constant in zip(self._constants, plans[1].constants, strict=True):
-            device.copy_in(address, constant.data)
+        constants = {c.name: c for plan in plans.values() for c in plan.constants}
+        self._constants = {name: device.alloc(c.nbytes, f"constant {name}") for name, c in constants.items()}
+        for name, constant in constants.items():
+            device.copy_in(self._constants[name], constant.data)
         self._launches: dict[tuple[int, int, tuple[int, ...]], Launch] = {}
-        self._host = {name: weight.array() for name, weight in graph.weights.items()}
+        self._states = [device.alloc(s.nbytes, f"state {s.name}") for s in plans[1].states]
+        self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
         self.capture_plan: CapturePlan | None = cut(plans[1], pager.steady) if capture else None
         self._warm = False
         self._recorded: list[Recorded | None] | None = None
@@ -70,6 +81,8 @@ class Decoder:
         """Begin a new sequence: no position is cached."""
         self._length = 0
         self._device.copy_in(self._control, np.zeros(1, np.int64))
+        for address, state in zip(self._states, self._plans[1].states, strict=True):
+            self._device.fill(address, state.nbytes, 0)
 
     def prefill(self, ids: Sequence[int], chunk: int) -> Emitted:
         """Feed a prompt in chunks of at most `chunk` tokens; the token that follows it."""
@@ -85,9 +98,22 @@ class Decoder:
         """Feed the token that was chosen last, which stands on the device; the one that follows it."""
         return self._forward(1)
 
+    def force(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Feed given ids in one call, by the plan of so many rows; the logits it leaves, float32 [rows, vocabulary].
+
+        Rows are all of the call's where the plan keeps them, else the last one.
+        """
+        self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray(ids, np.int64))
+        self._forward(len(ids))
+        plan = self._plans[len(ids)]
+        ref = plan.logits
+        address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
+        raw = self._device.copy_out(address, stored_bytes(ref.dtype, math.prod(ref.shape)))
+        return np.frombuffer(raw, DTYPES[ref.dtype]).reshape(-1, ref.shape[-1]).astype(np.float32)
+
     def close(self) -> None:
         """Free what the decoder allocated."""
-        for address in (self._control, self._workspace, *self._constants):
+        for address in (self._control, self._workspace, *self._constants.values(), *self._states):
             self._device.free(address)
 
     def _forward(self, rows: int) -> Emitted:
@@ -95,12 +121,11 @@ class Decoder:
         self._kv.ensure(self._length + rows)
         before = self._device.tally.read()
         if rows == 1:
-            replayed = self._one_token(plan)
+            self._one_token(plan)
         else:
             self._eager(plan, plan.steps)
-            replayed = False
         self._length += rows
-        self._account(plan, before, replayed)
+        self._account(plan, before)
         raw = self._device.copy_out(self._control + _LENGTH_BYTES, _GAP_BYTES + _ID_BYTES)
         gap, token = struct.unpack("<f4xq", raw)
         if math.isnan(gap):
@@ -109,20 +134,22 @@ class Decoder:
             )
         return Emitted(token, gap)
 
-    def _account(self, plan: Plan, before: Mapping[str, int | float], replayed: bool) -> None:
+    def _account(self, plan: Plan, before: Mapping[str, int | float]) -> None:
         self._tally.add("forward_steps")
         self._tally.add("touches", plan.touches)
         self._tally.add("gather_bytes", plan.gather_bytes)
         after = self._device.tally.read()
         if plan.rows == 1:
+            steady = self._tally.read().get("decode_steps", 0) >= _UNSTEADY_STEPS
             self._tally.add("decode_steps")
             self._device.tally.set("step_kernels", int(after["kernel_runs"] - before.get("kernel_runs", 0)))
-            self._tally.add("alloc_calls_steady", int(after["alloc_calls"] - before["alloc_calls"]))
-        if replayed:
-            self._tally.add("vmm_calls_steady", int(after.get("vmm_calls", 0) - before.get("vmm_calls", 0)))
+            alloc_calls = int(after["alloc_calls"] - before["alloc_calls"])
+            self._tally.add("alloc_calls_steady", alloc_calls if steady else 0)
+            vmm_calls = int(after.get("vmm_calls", 0) - before.get("vmm_calls", 0))
+            self._tally.add("vmm_calls_steady", vmm_calls if steady else 0)
 
-    def _one_token(self, plan: Plan) -> bool:
-        """Warm, record or replay; whether the step replayed a graph."""
+    def _one_token(self, plan: Plan) -> None:
+        """Warm, record or replay."""
         if self.capture_plan is None:
             self._eager(plan, plan.steps)
         elif not self.capture_plan.captured:
@@ -138,8 +165,6 @@ class Decoder:
         else:
             self._replay(plan, self.capture_plan, self._recorded)
             self._tally.add("replays")
-            return True
-        return False
 
     def _record(self, plan: Plan, capture: CapturePlan) -> None:
         recorded: list[Recorded | None] = []
@@ -190,15 +215,17 @@ class Decoder:
 
     def _place(self, plan: Plan, operand: Operand, keys: Any) -> Placed:
         ref = operand.ref
-        nbytes = int(np.prod(ref.shape, dtype=np.int64)) * DTYPES[ref.dtype].itemsize
+        nbytes = stored_bytes(ref.dtype, int(np.prod(ref.shape, dtype=np.int64)))
         match ref.kind:
             case "key":
                 return Placed(operand, next(keys), nbytes)
             case "buffer":
                 address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
                 return Placed(operand, address, nbytes)
+            case "state":
+                return Placed(operand, self._states[ref.index], nbytes)
             case "constant":
-                return Placed(operand, self._constants[ref.index], nbytes)
+                return Placed(operand, self._constants[ref.name], nbytes)
             case "kv_key" | "kv_value":
                 what = "key" if ref.kind == "kv_key" else "value"
                 return Placed(

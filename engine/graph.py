@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ml_dtypes
@@ -19,10 +20,24 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "uint8": np.dtype(np.uint8),
     "int8": np.dtype(np.int8),
+    "int16": np.dtype(np.int16),
+    "uint16": np.dtype(np.uint16),
     "int32": np.dtype(np.int32),
+    "uint32": np.dtype(np.uint32),
     "int64": np.dtype(np.int64),
+    "uint64": np.dtype(np.uint64),
+    "float64": np.dtype(np.float64),
     "bool": np.dtype(np.bool_),
 }
+
+
+PACKED = ("int4", "uint4")
+"""Element types stored two a byte, the first in the low half."""
+
+
+def stored_bytes(dtype: str, elements: int) -> int:
+    """Bytes that so many elements take in a file."""
+    return -(-elements // 2) if dtype in PACKED else elements * DTYPES[dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,8 +55,20 @@ class Weight:
         return int(self.data.nbytes)
 
     def array(self) -> NDArray[Any]:
-        """The values, typed and shaped, without a copy."""
+        """The values, typed and shaped, without a copy; packed ones are unpacked to a byte each."""
+        if self.dtype in PACKED:
+            return unpack_nibbles(self.data, self.dtype, math.prod(self.shape)).reshape(self.shape)
         return self.data.view(DTYPES[self.dtype]).reshape(self.shape)
+
+
+def unpack_nibbles(packed: NDArray[np.uint8], dtype: str, elements: int) -> NDArray[Any]:
+    """Two elements a byte, the low half first, as int8 or uint8."""
+    out = np.empty(packed.size * 2, np.uint8)
+    out[0::2] = packed.reshape(-1) & 15
+    out[1::2] = packed.reshape(-1) >> 4
+    if dtype == "uint4":
+        return out[:elements]
+    return np.asarray(((out ^ 8).astype(np.int8) - 8)[:elements])
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +106,15 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class Subgraph:
+    """A branch of an If: its nodes, its own initialisers, and its outputs' names; other names are the outer graph's."""
+
+    nodes: tuple[Node, ...]
+    weights: Mapping[str, Weight]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderInfo:
     """What genai_config.json says: names, head geometry, end ids. Names with %d take the layer number."""
 
@@ -97,6 +133,9 @@ class DecoderInfo:
     present_key: str
     present_value: str
     logits: str
+    position_ids: str = "position_ids"
+    states: tuple[tuple[str, str], ...] = ()
+    """Past and present name patterns of convolution and recurrent states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +149,5 @@ class Graph:
     info: DecoderInfo
     digest: str | None
     """The model digest written at build, where there is one."""
+    unserved: Mapping[str, str] = field(default_factory=dict)
+    """Initialisers of element types that are not served, each with the reason: they are not among the weights."""

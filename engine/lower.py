@@ -1,124 +1,86 @@
-"""Lower a decoder graph to a plan: walk the nodes once, each op says which steps it becomes."""
+"""Make a plan from nodes: walk them once, each op says which steps it becomes; what is known is computed at build."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine import ops
+from engine import kernels, ops
 from engine.errors import UnsupportedModel
-from engine.graph import DTYPES, Graph, Node, Weight
-from engine.plan import Buffer, Key, KvGeometry, Operand, Plan, Ref, SeamReason, Step
+from engine.graph import DTYPES, PACKED, DecoderInfo, Node, Weight
+from engine.plan import Buffer, Key, KvGeometry, Operand, Ref, SeamReason, StateSpec, Step
+from engine.values import Absent, Const, LoweredValue, NotKnown, Refusal, State, Tensor, WeightValue
 
 ALIGNMENT_BYTES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """An activation: a view of a buffer."""
+def wide(dtype: str) -> str:
+    """The type in which an activation is kept: float32 for half types, which live in weights and KV cache alone.
 
-    ref: Ref
+    So a step rounds to a half type where it writes the KV cache and nowhere else, and logits are float32.
+    """
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Its concrete shape; batch is 1, the query length is the plan's rows."""
-        return self.ref.shape
 
-    @property
-    def dtype(self) -> str:
-        """Its element type."""
-        return self.ref.dtype
+_LETTERS = "abcdefghijklmnopq"
 
 
 @dataclass(frozen=True, slots=True)
-class WeightValue:
-    """An initialiser, perhaps seen through a Reshape: same bytes, same key."""
+class Parts:
+    """Steps, keys, constants, host tables, placed buffers, and the workspace's bytes."""
 
-    weight: Weight
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LengthValue:
-    """A number that depends on the sequence's total length alone: total + `offset`."""
-
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class MaskShape:
-    """Shape of the attention mask, [1, total]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mask:
-    """The attention mask itself: all ones, so its sum is the total length."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ids:
-    """The token ids that go in."""
-
-
-@dataclass(frozen=True, slots=True)
-class Const:
-    """A value known at build."""
-
-    array: NDArray[Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Past:
-    """A layer's cached keys or values."""
-
-    layer: int
-    what: str  # "key" or "value"
-
-
-LoweredValue = Tensor | WeightValue | LengthValue | MaskShape | Mask | Ids | Const | Past
-
-
-class Refusal(Exception):
-    """An op's reason for not serving a node; collected, so that all reasons come at once."""
+    steps: tuple[Step, ...]
+    keys: tuple[Key, ...]
+    constants: tuple[Weight, ...]
+    hosts: tuple[Weight, ...]
+    buffers: tuple[Buffer, ...]
+    workspace_bytes: int
 
 
 class Lowering:
     """The plan in the making: values by name, steps so far. Ops read values, make buffers and emit steps."""
 
-    def __init__(self, graph: Graph, rows: int) -> None:
-        self.graph = graph
+    def __init__(
+        self, weights: Mapping[str, Weight], values: Mapping[str, LoweredValue], keep: frozenset[str], rows: int = 1
+    ) -> None:
+        self.weights = weights
         self.rows = rows
-        self.kv = _kv_geometry(graph)
-        self._values: dict[str, LoweredValue] = {}
+        self.info: DecoderInfo | None = None
+        self.kv: KvGeometry | None = None
+        self.states: tuple[StateSpec, ...] = ()
+        self.logit_chain: frozenset[str] = frozenset()
+        self._values: dict[str, LoweredValue] = dict(values)
+        self._keep = keep
         self._steps: list[Step] = []
         self._keys: dict[str, Key] = {}
         self._constants: dict[str, Weight] = {}
+        self._hosts: dict[str, Weight] = {}
         self._buffer_bytes: list[tuple[str, int]] = []
-        self._logit_chain = _logit_chain(graph)
-        info = graph.info
-        self._values[info.input_ids] = Ids()
-        self._values[info.attention_mask] = Mask()
-        for layer in range(self.kv.layers):
-            self._values[info.past_key % layer] = Past(layer, "key")
-            self._values[info.past_value % layer] = Past(layer, "value")
+
+    # -- reading values
 
     def value(self, name: str) -> LoweredValue:
-        """The lowered value of a name. Raises Refusal for names that nothing produced."""
-        if name in self.graph.weights and name not in self._values:
-            weight = self.graph.weights[name]
+        """The lowered value of a name. Raises Absent for names that nothing produced."""
+        if name not in self._values and name in self.weights:
+            weight = self.weights[name]
             self._values[name] = WeightValue(weight, weight.shape)
         if name not in self._values:
-            raise Refusal(f"input {name!r} is produced by nothing that is served")
+            raise Absent(name)
         return self._values[name]
 
+    def peek(self, name: str) -> LoweredValue | None:
+        """The value of a name, or None where nothing produced it."""
+        return self._values.get(name)
+
     def set(self, name: str, value: LoweredValue) -> None:
-        """Bind a name to its value."""
-        self._values[name] = value
+        """Bind a name to its value; "" is no name."""
+        if name:
+            self._values[name] = value
 
     def tensor(self, node: Node, index: int) -> Tensor:
         """Input `index` as an activation. Raises Refusal otherwise."""
@@ -128,35 +90,92 @@ class Lowering:
         return value
 
     def weight(self, node: Node, index: int) -> WeightValue:
-        """Input `index` as an initialiser. Raises Refusal otherwise."""
+        """Input `index` as an initialiser; a Constant node's value is one too. Raises Refusal otherwise."""
         value = self.value(node.input(index))
+        if isinstance(value, Const):
+            value = self.promote(node.input(index), value)
+            self._values[node.input(index)] = value
         if not isinstance(value, WeightValue):
             raise Refusal(f"input {index} ({node.input(index)!r}) is not an initialiser")
         return value
 
-    def logit_rows(self, node: Node, x: Tensor) -> Tensor:
-        """`x` cut to its last row where the node leads to the logits alone: only they are needed."""
-        if node.output(0) not in self._logit_chain or x.shape[-2] == 1:
-            return x
-        width = x.shape[-1]
-        skip = (x.shape[-2] - 1) * width * DTYPES[x.dtype].itemsize
-        ref = x.ref
-        return Tensor(Ref(ref.kind, ref.index, ref.dtype, (1, 1, width), ref.name, ref.offset_bytes + skip))
+    def known(self, node: Node, index: int) -> NDArray[Any]:
+        """Input `index` as an array known at build. Raises NotKnown otherwise."""
+        value = self.value(node.input(index))
+        if isinstance(value, Const):
+            return value.array
+        if isinstance(value, WeightValue):
+            return value.weight.array().reshape(value.shape)
+        raise NotKnown(node.input(index))
+
+    def numbers(self, node: Node, index: int) -> list[int] | None:
+        """Input `index` as whole numbers known at build, or None where it is absent."""
+        if not node.input(index):
+            return None
+        array = self.known(node, index)
+        if array.dtype.kind not in "iu":
+            raise Refusal(f"input {index} ({node.input(index)!r}) is of type {array.dtype}, not whole numbers")
+        return [int(n) for n in array.reshape(-1)]
+
+    def operand(self, node: Node, index: int) -> Tensor | WeightValue | Const:
+        """Input `index` as anything with elements. Raises Refusal otherwise."""
+        value = self.value(node.input(index))
+        if not isinstance(value, Tensor | WeightValue | Const):
+            raise Refusal(f"input {index} ({node.input(index)!r}) is {type(value).__name__}, not a tensor")
+        return value
+
+    # -- making steps
+
+    def apply(
+        self,
+        node: Node,
+        kernel: str,
+        inputs: Sequence[Tensor | WeightValue | Const],
+        params: Mapping[str, Any],
+        outputs: Sequence[tuple[str, tuple[int, ...]]],
+    ) -> None:
+        """Run a kernel with operands a, b, ... into y, y1, ...: the node's outputs, of the types and shapes given.
+
+        Where every input is known, the kernel's NumPy reference runs now and the result is known as well.
+        """
+        if all(isinstance(v, Const | WeightValue) for v in inputs):
+            self._fold(node, kernel, inputs, params, outputs)
+            return
+        operands = [Operand(_LETTERS[i], self.ref(node, i, v)) for i, v in enumerate(inputs)]
+        for i, (dtype, shape) in enumerate(outputs):
+            operands.append(Operand(f"y{i or ''}", self.make(node.output(i), dtype, shape).ref, "w"))
+        self.emit(node, kernel, tuple(operands), params)
+
+    def ref(self, node: Node, index: int, value: Tensor | WeightValue | Const) -> Ref:
+        """An operand's Ref: activations as they are, initialisers as keys, small known values as constants."""
+        if isinstance(value, Tensor):
+            return value.ref
+        if isinstance(value, WeightValue):
+            return self.key(value, self.new_record())
+        content = hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.array.tobytes()).hexdigest()[:16]
+        return self.constant(self.promote(f"constant {content}", value))  # one name for one content, in every plan
 
     def make(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
-        """A new activation of that shape, bound to `name`."""
+        """A new activation of that shape, bound to `name`; half types are kept as float32 between kernels."""
+        dtype = wide(dtype)
         index = len(self._buffer_bytes)
         nbytes = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
         self._buffer_bytes.append((name, nbytes))
         made = Tensor(Ref("buffer", index, dtype, shape, name))
-        if name:
-            self.set(name, made)
+        self.set(name, made)
         return made
+
+    def view(self, value: Tensor, shape: tuple[int, ...], offset_bytes: int = 0) -> Tensor:
+        """The same bytes in another shape, from `offset_bytes` on."""
+        ref = value.ref
+        return Tensor(Ref(ref.kind, ref.index, ref.dtype, shape, ref.name, ref.offset_bytes + offset_bytes))
 
     def key(self, value: WeightValue, record: int) -> Ref:
         """The residency key of an initialiser; one key however often it is used."""
         weight = value.weight
         key = self._keys.setdefault(weight.name, Key(len(self._keys), weight, record))
+        if weight.dtype in PACKED:  # the device holds the packed bytes; their kernel knows the element type
+            return Ref("key", key.index, "uint8", (weight.nbytes,), weight.name)
         return Ref("key", key.index, weight.dtype, value.shape, weight.name)
 
     def new_record(self) -> int:
@@ -165,15 +184,27 @@ class Lowering:
 
     def constant(self, value: WeightValue) -> Ref:
         """A table that is loaded once and stays, such as rotary cos and sin: no residency key."""
-        names = list(self._constants)
-        if value.weight.name not in self._constants:
-            self._constants[value.weight.name] = value.weight
-            names.append(value.weight.name)
-        return Ref("constant", names.index(value.weight.name), value.weight.dtype, value.shape, value.weight.name)
+        weight = value.weight
+        self._constants.setdefault(weight.name, weight)
+        index = list(self._constants).index(weight.name)
+        return Ref("constant", index, weight.dtype, value.shape, weight.name)
 
     def host(self, value: WeightValue) -> Ref:
         """An initialiser read in place from host memory, row by row."""
-        return Ref("host", -1, value.weight.dtype, value.shape, value.weight.name)
+        weight = value.weight
+        self._hosts.setdefault(weight.name, weight)
+        return Ref("host", list(self._hosts).index(weight.name), weight.dtype, value.shape, weight.name)
+
+    def state(self, value: State) -> Ref:
+        """A state's own buffer: read and written in place."""
+        return Ref("state", value.index, "float32", value.shape, self.states[value.index].name)
+
+    def logit_rows(self, node: Node, x: Tensor) -> Tensor:
+        """`x` cut to its last row where the node leads to the logits alone: only they are needed."""
+        if node.output(0) not in self.logit_chain or x.shape[-2] == 1:
+            return x
+        width = x.shape[-1]
+        return self.view(x, (1, 1, width), (x.shape[-2] - 1) * width * DTYPES[x.dtype].itemsize)
 
     def emit(
         self,
@@ -192,61 +223,78 @@ class Lowering:
         )
         self._steps.append(step)
 
-    def finish(self) -> Plan:
-        """Close the plan with argmax and the length's advance; place the buffers."""
-        logits = self._values.get(self.graph.info.logits)
-        if not isinstance(logits, Tensor):
-            raise UnsupportedModel(
-                f"output {self.graph.info.logits!r} is produced by nothing that is served", "check genai_config.json"
-            )
-        if logits.shape[-1] > self.graph.info.vocabulary:
-            raise UnsupportedModel(
-                f"output {self.graph.info.logits!r} has {logits.shape[-1]} logits for a vocabulary of "
-                f"{self.graph.info.vocabulary}",
-                "check vocab_size in genai_config.json",
-            )
-        tail = Node("argmax", "ArgMax", "assay", (), (), {})
-        ids = Ref("control", -1, "int64", (1,), "ids")
-        gap = Ref("control", -1, "float32", (1,), "gap")
-        length = Ref("control", -1, "int64", (1,), "length")
-        self.emit(
-            tail, "argmax", (Operand("logits", logits.ref), Operand("ids", ids, "w"), Operand("gap", gap, "w")), {}
-        )
-        advance = Node("advance", "Advance", "assay", (), (), {})
-        self.emit(advance, "advance", (Operand("length", length, "rw"),), {"rows": self.rows})
-        buffers, workspace = _place(self._buffer_bytes, self._steps)
-        return Plan(
-            self.rows,
+    def close(self) -> Parts:
+        """What a plan is made of."""
+        kept = {v.ref.index for n, v in self._values.items() if n in self._keep and isinstance(v, Tensor)}
+        buffers, workspace = _place(self._buffer_bytes, self._steps, kept)
+        return Parts(
             tuple(self._steps),
             tuple(self._keys.values()),
             tuple(self._constants.values()),
+            tuple(self._hosts.values()),
             buffers,
             workspace,
-            self.kv,
-            logits.ref,
         )
 
+    def promote(self, name: str, value: Const) -> WeightValue:
+        """A value known at build as an initialiser of that name."""
+        array = np.ascontiguousarray(value.array).reshape(value.array.shape)
+        dtype = str(array.dtype)
+        if dtype not in DTYPES:
+            raise Refusal(f"{name!r} is of type {dtype}")
+        return WeightValue(Weight(name, dtype, value.shape, array.reshape(-1).view(np.uint8)), value.shape)
 
-def lower(graph: Graph, rows: int) -> Plan:
-    """Plan of one forward pass of `rows` tokens (1 for decode).
+    def _fold(
+        self,
+        node: Node,
+        kernel: str,
+        inputs: Sequence[Tensor | WeightValue | Const],
+        params: Mapping[str, Any],
+        outputs: Sequence[tuple[str, tuple[int, ...]]],
+    ) -> None:
+        arrays: dict[str, NDArray[Any]] = {}
+        for letter, value in zip(_LETTERS, inputs, strict=False):
+            assert isinstance(value, Const | WeightValue)
+            arrays[letter] = value.array if isinstance(value, Const) else value.weight.array().reshape(value.shape)
+        for i, (dtype, shape) in enumerate(outputs):
+            arrays[f"y{i or ''}"] = np.empty(shape, DTYPES[dtype])
+        kernels.get(kernel).run(arrays, params)
+        heavy = any(isinstance(v, WeightValue) for v in inputs)
+        for i in range(len(outputs)):
+            made = Const(arrays[f"y{i or ''}"])
+            self.set(node.output(i), self.promote(node.output(i), made) if heavy and node.output(i) else made)
 
-    Raises UnsupportedModel with every reason at once, by node and op.
+
+def walk(
+    b: Lowering,
+    nodes: Sequence[Node],
+    *,
+    unbound: Mapping[str, str] | None = None,
+    stop_at: type[Refusal] | None = None,
+) -> None:
+    """Lower nodes in order. Raises UnsupportedModel with every reason at once, by node and op; `stop_at` at once.
+
+    `unbound` are inputs that are not served, with the reason for each, by name.
     """
-    rules = [(node, ops.find(node.domain, node.op)) for node in graph.nodes]
-    _refuse([f"{n.name} ({n.full_op}): operator is not served" for n, rule in rules if rule is None])
-    building = Lowering(graph, rows)
     reasons: list[str] = []
-    missing: set[str] = set()
-    for node, rule in rules:
-        assert rule is not None
+    missing = set(unbound or ())
+    for node in nodes:
+        rule = ops.find(node.domain, node.op)
         try:
-            rule(building, node)
+            if rule is None:
+                raise Refusal("operator is not served")
+            rule(b, node)
         except Refusal as refusal:
-            if not missing.intersection(node.inputs):  # behind a refused node every consumer would complain as well
+            if stop_at is not None and isinstance(refusal, stop_at):
+                raise
+            # Behind a refused node every consumer would complain as well.
+            if not (isinstance(refusal, Absent) and refusal.name in missing):
                 reasons.append(f"{node.name} ({node.full_op}): {refusal}")
             missing.update(filter(None, node.outputs))
-    _refuse(reasons)
-    return building.finish()
+        except UnsupportedModel as of_branch:
+            reasons += of_branch.reasons
+            missing.update(filter(None, node.outputs))
+    _refuse([*reasons, *dict.fromkeys((unbound or {}).values())])
 
 
 def _refuse(reasons: list[str]) -> None:
@@ -255,50 +303,21 @@ def _refuse(reasons: list[str]) -> None:
         raise UnsupportedModel(f"the graph is not served: {shown}", "export with other options", tuple(reasons))
 
 
-def _logit_chain(graph: Graph) -> frozenset[str]:
-    """Names from which the logits follow by element-wise ops alone, and which nothing else uses."""
-    producers = {o: n for n in graph.nodes for o in n.outputs if o}
-    uses: dict[str, int] = {}
-    for node in graph.nodes:
-        for name in node.inputs:
-            uses[name] = uses.get(name, 0) + 1
-    chain = {graph.info.logits}
-    here = graph.info.logits
-    while here in producers and producers[here].op == "Cast" and uses.get(producers[here].input(0), 0) == 1:
-        here = producers[here].input(0)
-        chain.add(here)
-    return frozenset(chain)
+def _place(sizes: list[tuple[str, int]], steps: list[Step], kept: set[int]) -> tuple[tuple[Buffer, ...], int]:
+    """First-fit offsets in one workspace: buffers share bytes when their lives, in steps, do not overlap.
 
-
-def _kv_geometry(graph: Graph) -> KvGeometry:
-    info = graph.info
-    pattern = re.compile(re.escape(info.past_key).replace("%d", r"(\d+)"))
-    layers = sorted(int(m.group(1)) for m in map(pattern.fullmatch, graph.inputs) if m)
-    if layers != list(range(info.layers)):
-        raise UnsupportedModel(
-            f"cached keys named {info.past_key!r} are layers {layers}, where num_hidden_layers is {info.layers}",
-            "layers must run from 0 without gaps; check genai_config.json",
-        )
-    named = ((info.past_value, graph.inputs), (info.present_key, graph.outputs), (info.present_value, graph.outputs))
-    absent = [pattern % layer for pattern, where in named for layer in layers if pattern % layer not in where]
-    if absent:
-        raise UnsupportedModel(f"the graph has no {', '.join(map(repr, absent))}", "check genai_config.json")
-    first = graph.inputs[info.past_key % 0]
-    if first.dtype not in ("float32", "float16", "bfloat16"):
-        raise UnsupportedModel(f"KV cache of type {first.dtype} is not served", "export with a float KV cache")
-    token_bytes = info.kv_heads * info.head_size * DTYPES[first.dtype].itemsize
-    return KvGeometry(len(layers), info.kv_heads, info.head_size, first.dtype, token_bytes)
-
-
-def _place(sizes: list[tuple[str, int]], steps: list[Step]) -> tuple[tuple[Buffer, ...], int]:
-    """First-fit offsets in one workspace: buffers share bytes when their lives, in steps, do not overlap."""
+    What no step writes is an input and lives from the start; what is `kept` lives to the end.
+    """
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for step in steps:
         for operand in step.operands:
             if operand.ref.kind == "buffer":
-                first.setdefault(operand.ref.index, step.index)
+                first.setdefault(operand.ref.index, step.index if operand.access == "w" else 0)
                 last[operand.ref.index] = step.index
+    for index in kept:
+        first.setdefault(index, 0)
+        last[index] = len(steps)
     placed: list[tuple[int, int, int]] = []  # offset, end, buffer index, in order of offset
     buffers: list[Buffer] = []
     total = 0

@@ -17,8 +17,8 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from engine.errors import ModelFilesError, UnsupportedModel
-from engine.graph import DTYPES, DecoderInfo, Dim, Graph, Node, Value, Weight
+from engine.errors import ModelFilesError
+from engine.graph import DecoderInfo, Dim, Graph, Node, Subgraph, Value, Weight, stored_bytes
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 _AGAIN = "export the model again"
@@ -31,14 +31,21 @@ _ELEMENT: dict[int, str] = {
     onnx.TensorProto.INT32: "int32",
     onnx.TensorProto.INT64: "int64",
     onnx.TensorProto.BOOL: "bool",
+    onnx.TensorProto.INT16: "int16",
+    onnx.TensorProto.UINT16: "uint16",
+    onnx.TensorProto.UINT32: "uint32",
+    onnx.TensorProto.UINT64: "uint64",
+    onnx.TensorProto.DOUBLE: "float64",
+    onnx.TensorProto.INT4: "int4",
+    onnx.TensorProto.UINT4: "uint4",
 }
 
 
 def load(folder: Path) -> Graph:
     """Load the decoder in `folder` (genai_config.json, model.onnx, external data).
 
-    Raises ModelFilesError for a file that is missing, truncated, a Git LFS pointer, unreadable or outside the folder,
-    and UnsupportedModel for element types that are not served.
+    Initialisers of element types that are not served are listed, to be refused with the nodes. Raises ModelFilesError
+    for a file that is missing, truncated, a Git LFS pointer, unreadable or outside the folder.
     """
     try:
         return _load(folder)
@@ -57,18 +64,37 @@ def _load(folder: Path) -> Graph:
     config = _read_config(folder)
     decoder = _section(config, "model", "decoder")
     model = _read_model(_inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json"))
-    weights = dict(_weights(model.graph, folder))
-    nodes = tuple(_node(i, n) for i, n in enumerate(model.graph.node))
-    inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in weights}
+    unserved: dict[str, str] = {}
+    weights = dict(_weights(model.graph, folder, unserved))
+    nodes = nodes_of(model.graph)
+    stored = weights.keys() | unserved.keys()
+    inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in stored}
     outputs = {v.name: v for v in map(_value, model.graph.output)}
     info = _info(config, decoder)
-    for name, where in ((info.input_ids, inputs), (info.attention_mask, inputs), (info.logits, outputs)):
-        if name not in where:
-            raise ModelFilesError(
-                f"genai_config.json names {name!r}, which the graph does not have",
-                "check that both come from one export",
-            )
-    return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder))
+    for side, names, there in (("inputs", ("input_ids", "attention_mask"), inputs), ("outputs", ("logits",), outputs)):
+        for name in names:
+            given = decoder[side].get(name)
+            if given is not None and str(given) not in there:
+                raise ModelFilesError(
+                    f"genai_config.json names {given!r}, which the graph does not have",
+                    "check that both come from one export",
+                )
+    return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder), unserved)
+
+
+def nodes_of(graph: onnx.GraphProto) -> tuple[Node, ...]:
+    """A graph's nodes, in the order of the file."""
+    return tuple(_node(i, n) for i, n in enumerate(graph.node))
+
+
+def weights_of(graph: onnx.GraphProto) -> dict[str, Weight]:
+    """A graph's initialisers, all inline. Raises ModelFilesError for one that lies in another file."""
+    weights: dict[str, Weight] = {}
+    for tensor in graph.initializer:
+        values = np.ascontiguousarray(_values(tensor, f"initialiser {tensor.name!r}"))
+        data = values.reshape(-1).view(np.uint8)
+        weights[_text(tensor.name)] = Weight(_text(tensor.name), str(values.dtype), values.shape, data)
+    return weights
 
 
 def recorded_digest(folder: Path) -> str | None:
@@ -78,7 +104,7 @@ def recorded_digest(folder: Path) -> str | None:
         return None
     try:
         digest = json.loads(path.read_text()).get("model_digest")
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}", "build the model again") from error
     return digest if isinstance(digest, str) else None
 
@@ -90,7 +116,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     _refuse_pointer(path)
     try:
         config = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}", _AGAIN) from error
     if not isinstance(config, dict):
         raise ModelFilesError(f"{path} does not hold an object", _AGAIN)
@@ -130,7 +156,18 @@ def _info(config: dict[str, Any], decoder: dict[str, Any]) -> DecoderInfo:
         present_key=_per_layer(outputs, "present_key_names"),
         present_value=_per_layer(outputs, "present_value_names"),
         logits=str(outputs.get("logits", "logits")),
+        position_ids=str(inputs.get("position_ids", "position_ids")),
+        states=_states(inputs, outputs),
     )
+
+
+def _states(inputs: dict[str, Any], outputs: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Name patterns of states: every past_*_names beside keys and values, with its present_*_names."""
+    made = []
+    for name in sorted(inputs):
+        if name.startswith("past_") and name.endswith("_names") and name not in ("past_key_names", "past_value_names"):
+            made.append((_per_layer(inputs, name), _per_layer(outputs, "present_" + name.removeprefix("past_"))))
+    return tuple(made)
 
 
 def _whole(section: dict[str, Any], name: str) -> int:
@@ -160,19 +197,19 @@ def _read_model(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _weights(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, Weight]]:
+def _weights(graph: onnx.GraphProto, folder: Path, unserved: dict[str, str]) -> Iterator[tuple[str, Weight]]:
     maps: dict[Path, NDArray[np.uint8]] = {}
-    unserved: list[str] = []
     for tensor in graph.initializer:
         _text(tensor.name)
         dtype = _ELEMENT.get(tensor.data_type)
         if dtype is None:
-            unserved.append(f"initialiser {tensor.name}: element type {_type_name(tensor.data_type)}")
+            kind = _type_name(tensor.data_type)
+            unserved[tensor.name] = f"initialiser {tensor.name}: element type {kind} is not served"
             continue
         shape = tuple(int(d) for d in tensor.dims)
         if any(d < 0 for d in shape):
             raise ModelFilesError(f"initialiser {tensor.name} has the shape {list(shape)}", _AGAIN)
-        expected = math.prod(shape) * DTYPES[dtype].itemsize
+        expected = stored_bytes(dtype, math.prod(shape))
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             data = _external(tensor, folder, expected, maps)
         else:
@@ -183,10 +220,6 @@ def _weights(graph: onnx.GraphProto, folder: Path) -> Iterator[tuple[str, Weight
                 _AGAIN,
             )
         yield tensor.name, Weight(tensor.name, dtype, shape, data)
-    if unserved:
-        raise UnsupportedModel(
-            f"{len(unserved)} initialisers are of types not served", "export in another precision", tuple(unserved)
-        )
 
 
 def _type_name(data_type: int) -> str:
@@ -269,15 +302,22 @@ def _attribute(attribute: onnx.AttributeProto, node: str) -> Any:
         raise ModelFilesError(f"node {node}: attribute {attribute.name!r} cannot be read", _AGAIN) from error
     if isinstance(value, bytes):
         return value.decode(errors="replace")
+    if isinstance(value, onnx.GraphProto):
+        return _subgraph(value)
     if isinstance(value, onnx.TensorProto):
         return _values(value, f"node {node}, attribute {attribute.name!r}")
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
+def _subgraph(graph: onnx.GraphProto) -> Subgraph:
+    """A branch: its initialisers must be inline, as exporters write them."""
+    return Subgraph(nodes_of(graph), weights_of(graph), tuple(_text(o.name) for o in graph.output))
+
+
 def _value(value: onnx.ValueInfoProto) -> Value:
     kind = value.type.tensor_type
     dims: list[Dim] = [_text(d.dim_param) or int(d.dim_value) for d in kind.shape.dim]
-    return Value(_text(value.name), _ELEMENT.get(kind.elem_type, f"type {kind.elem_type}"), tuple(dims))
+    return Value(_text(value.name), _ELEMENT.get(kind.elem_type, _type_name(kind.elem_type)), tuple(dims))
 
 
 def _text(value: str) -> str:

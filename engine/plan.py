@@ -5,13 +5,14 @@ Simulator, CUDA backend, capture planner, counters and floors all read this one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.graph import Weight
 
-RefKind = Literal["buffer", "key", "constant", "kv_key", "kv_value", "host", "control"]
+RefKind = Literal["buffer", "key", "constant", "kv_key", "kv_value", "state", "host", "control"]
 Access = Literal["r", "w", "rw"]
 
 SeamReason = Literal[
@@ -34,7 +35,8 @@ CONTROLS: Mapping[str, tuple[str, int]] = {"length": ("int64", 1), "ids": ("int6
 class Ref:
     """One operand: what it names, its element type and shape, and how far into it the view starts.
 
-    `index` numbers a buffer, key, constant, layer (kv_key, kv_value) or, for control and host, is -1 with `name` set.
+    `index` numbers a buffer, key, constant, host table, state or layer (kv_key, kv_value); for control it is -1. `name`
+    is the same in the plans of all row counts.
     """
 
     kind: RefKind
@@ -125,6 +127,20 @@ class KvGeometry:
 
 
 @dataclass(frozen=True, slots=True)
+class StateSpec:
+    """A recurrent or convolution state: its input's and output's names, and its float32 extents for one sequence."""
+
+    name: str
+    present: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return 4 * math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One forward pass of `rows` tokens of one sequence.
 
@@ -135,9 +151,11 @@ class Plan:
     steps: tuple[Step, ...]
     keys: tuple[Key, ...]
     constants: tuple[Weight, ...]
+    hosts: tuple[Weight, ...]
     buffers: tuple[Buffer, ...]
     workspace_bytes: int
     kv: KvGeometry
+    states: tuple[StateSpec, ...]
     logits: Ref
 
     @property

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import engine
+from engine.bind import lower
 from engine.config import AUTO_DEVICE, RunRequest, parse_share
 from engine.counters import COUNTERS, PHASES, Tally
-from engine.decode import Decoder, Emitted
+from engine.decode import Decoder, Emitted, control_bytes
 from engine.device.base import Device
+from engine.device.plan_only import PlanDevice
 from engine.device.sim import SimDevice
 from engine.equations import Equation, Sums, evaluate
 from engine.errors import BadRequest, EngineError, OutOfMemory, Refused
 from engine.graph import Graph
 from engine.journal import Emit
 from engine.kv import KvCache, bucket, committed_bytes
-from engine.lower import lower
 from engine.onnx_load import load, recorded_digest
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager, minimum_budget
@@ -62,6 +63,8 @@ def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
 
 def make_device(request: RunRequest) -> Device:
     """The device of a request. Raises BadRequest for one that is not built."""
+    if request.arithmetic == "none":
+        return PlanDevice(request.uuid or "PLAN-0", request.config.granule)
     if (AUTO_DEVICE if request.device == "auto" else request.device) == "cuda":
         raise BadRequest(
             "device cuda is not built yet: driver bindings, kernels and graph capture on the card are missing",
@@ -96,13 +99,15 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: _Progress) -> 
     graph = load(request.model)
     _check_prompt(request, graph)
     plans = plans_for(graph, len(request.prompt_ids), request.config.prefill_chunk)
-    setup = _set_up(request, device, graph, plans, progress.tally)
+    setup = set_up(request, device, graph, plans, progress.tally)
     generations = _generate(request, emit, clock, progress, setup, graph)
     _report(request, emit, progress, setup, plans[1], generations)
 
 
 @dataclass(slots=True)
-class _Setup:
+class Setup:
+    """What one sequence on one device stands on."""
+
     ledger: Ledger
     pool: Pool
     pager: Pager
@@ -112,21 +117,29 @@ class _Setup:
     positions: int
 
 
-def _set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, Plan], tally: Tally) -> _Setup:
+def set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, Plan], tally: Tally) -> Setup:
+    """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small."""
     config = request.config
     positions = len(request.prompt_ids) + request.tokens - 1
     plan = plans[1]
-    fixed = max(p.workspace_bytes for p in plans.values()) + sum(c.nbytes for c in plan.constants)
-    fixed += committed_bytes(plan.kv, positions, device.granule_bytes)
-    budget = _budget(request, plan, fixed, device.granule_bytes)
-    ledger = Ledger(device.granule_bytes, config.vram_limit, tally)
+    fixed = max(p.workspace_bytes for p in plans.values()) + sum(
+        {c.name: c.nbytes for p in plans.values() for c in p.constants}.values()
+    )
+    fixed += sum(s.nbytes for s in plan.states)
+    fixed += control_bytes(max(plans))
+    budget = _budget(
+        request, plan, fixed + committed_bytes(plan.kv, positions, device.granule_bytes), device.granule_bytes
+    )
+    ledger = Ledger(device.granule_bytes, None if config.vram_limit is None else config.vram_limit - fixed, tally)
     pool = Pool(device, ledger)
     pager = Pager(device, plan, config.policy, budget, ledger, pool, tally)
     capacity = config.kv_capacity or bucket(positions, graph.info.context_length)
-    kv = KvCache(device, plan.kv, max(capacity, positions), ledger, pool)
+    if capacity < positions:
+        raise BadRequest(f"kv_capacity {capacity} is below the {positions} positions of prompt and tokens", "raise it")
+    kv = KvCache(device, plan.kv, capacity, ledger, pool)
     decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally)
     pager.preload()
-    return _Setup(ledger, pool, pager, kv, decoder, budget, positions)
+    return Setup(ledger, pool, pager, kv, decoder, budget, positions)
 
 
 def _budget(request: RunRequest, plan: Plan, fixed_bytes: int, granule: int) -> int | None:
@@ -162,7 +175,7 @@ def _check_prompt(request: RunRequest, graph: Graph) -> None:
 
 
 def _generate(
-    request: RunRequest, emit: Emit, clock: Clock, progress: _Progress, setup: _Setup, graph: Graph
+    request: RunRequest, emit: Emit, clock: Clock, progress: _Progress, setup: Setup, graph: Graph
 ) -> list[dict[str, Any]]:
     total = request.warmups + request.generations
     loaded: dict[str, int | float] = progress.read()
@@ -179,7 +192,8 @@ def _generate(
 
 
 def _one(request: RunRequest, clock: Clock, progress: _Progress, decoder: Decoder, graph: Graph) -> dict[str, Any]:
-    """One generation: prompt in, tokens out, counters by phase."""
+    """One generation: prompt in, tokens out, counters by phase. Without arithmetic there are steps, but no tokens."""
+    computes = request.arithmetic == "full"
     phases: dict[str, dict[str, int | float]] = {p: {} for p in PHASES}
     progress.ids.clear()
     gaps: list[float] = []
@@ -190,8 +204,9 @@ def _one(request: RunRequest, clock: Clock, progress: _Progress, decoder: Decode
         before, start = progress.read(), clock()
         emitted = work()
         taken = clock() - start
-        progress.ids.append(emitted.token)
-        gaps.append(emitted.gap)
+        if computes:
+            progress.ids.append(emitted.token)
+            gaps.append(emitted.gap)
         progress.tally.add("emitted_tokens")
         progress.tally.add("prefill_ns" if phase == "prefill" else "decode_ns", taken)
         after = progress.read()
@@ -203,12 +218,12 @@ def _one(request: RunRequest, clock: Clock, progress: _Progress, decoder: Decode
 
     decoder.reset()
     prefill_ns = take("prefill", lambda: decoder.prefill(request.prompt_ids, request.config.prefill_chunk))
-    while len(progress.ids) < request.tokens and progress.ids[-1] not in stops:
+    while 1 + len(step_ns) < request.tokens and not stops.intersection(progress.ids[-1:]):
         step_ns.append(take("decode", decoder.step))
-    stop = "eos" if progress.ids[-1] in stops else "length"
+    stop = "eos" if stops.intersection(progress.ids[-1:]) else "length"
     return {
         "ids": list(progress.ids),
-        "stop_reason": stop,
+        "stop_reason": stop if computes else None,
         "gaps": gaps,
         "counters": phases,
         "prefill_ns": prefill_ns,
@@ -227,8 +242,11 @@ def _merge(into: dict[str, int | float], before: dict[str, int | float], after: 
 
 
 def _report(
-    request: RunRequest, emit: Emit, progress: _Progress, setup: _Setup, plan: Plan, generations: list[dict[str, Any]]
+    request: RunRequest, emit: Emit, progress: _Progress, setup: Setup, plan: Plan, generations: list[dict[str, Any]]
 ) -> None:
+    device = progress.device
+    assert device is not None
+    setup.ledger.audit(device.mapped_bytes, setup.pool.free_bytes)
     counters = progress.read()
     facts = _facts(request, setup, plan, generations)
     traffic = list(zip(plan.keys, setup.pager.traffic, strict=True))
@@ -239,7 +257,7 @@ def _report(
         bypassed_bytes=sum(t.bypassed * k.nbytes for k, t in traffic),
         evicted=sum(t.evicted for _, t in traffic),
     )
-    _close(setup, facts)
+    close(setup, facts)
     equations = evaluate(counters, facts, sums, request.config.capture)
     seams = setup.decoder.capture_plan.seams if setup.decoder.capture_plan is not None else ()
     measured = _measured([g for g in generations if not g["warmup"]], counters)
@@ -275,7 +293,8 @@ def _peak_rss_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def _close(setup: _Setup, facts: dict[str, int | float | str]) -> None:
+def close(setup: Setup, facts: dict[str, int | float | str]) -> None:
+    """Give everything back, in the order of a run's end, and say among the facts what is left over: nothing."""
     setup.decoder.close()
     setup.pager.close()
     setup.kv.close()
@@ -285,10 +304,10 @@ def _close(setup: _Setup, facts: dict[str, int | float | str]) -> None:
 
 
 def _facts(
-    request: RunRequest, setup: _Setup, plan: Plan, generations: list[dict[str, Any]]
+    request: RunRequest, setup: Setup, plan: Plan, generations: list[dict[str, Any]]
 ) -> dict[str, int | float | str]:
     measured = [g for g in generations if not g["warmup"]]
-    longest = len(request.prompt_ids) + max(len(g["ids"]) for g in generations) - 1
+    longest = len(request.prompt_ids) + max(map(_emitted, generations)) - 1
     capacity = setup.pager.capacity_bytes
     largest = max(plan.keys, key=lambda k: k.nbytes)
     return {
@@ -311,7 +330,7 @@ def _facts(
         "peak_weight_mapped_bytes": setup.ledger.peak_weight_bytes,
         "pool_free_bytes": setup.pool.free_bytes,
         "measured_generations": len(measured),
-        "measured_tokens": sum(len(g["ids"]) for g in measured),
+        "measured_tokens": sum(map(_emitted, measured)),
         "link_bytes_per_s": int(setup.decoder.profile.link_bytes_per_s),
         "memory_bytes_per_s": int(setup.decoder.profile.memory_bytes_per_s),
     }
@@ -328,11 +347,17 @@ def _measured(generations: list[dict[str, Any]], final: dict[str, int | float]) 
                 if COUNTERS[name].kind == "activity":
                     totals[name] = totals.get(name, 0) + value
     gaps = [gap for g in generations for gap in g["gaps"]]
-    totals["min_logit_margin"] = min(gaps)
+    if gaps:
+        totals["min_logit_margin"] = min(gaps)
     for name, row in COUNTERS.items():
         if row.kind == "activity" or row.scope == "plan":
             totals.setdefault(name, 0)  # counted by this engine, and it never happened
     return totals
+
+
+def _emitted(generation: dict[str, Any]) -> int:
+    """Tokens of a generation: one after the prompt, one a step."""
+    return 1 + len(generation["step_ns"])
 
 
 def _equation(equation: Equation) -> dict[str, Any]:

@@ -31,14 +31,18 @@ def _hello(hello: dict[str, Any]) -> list[str]:
 
 def _generation(g: dict[str, Any], text_of: Callable[[list[int]], str | None]) -> list[str]:
     kind = "warmup" if g["warmup"] else "generation"
+    plan_only = g["stop_reason"] is None
+    gap = "n/a" if plan_only else f"{min(g['gaps']):.4f}"
     steps, total_ns = len(g["step_ns"]), sum(g["step_ns"])
     rate = f"{steps / total_ns * 1e9:.2f}" if total_ns else "n/a"
     each = f"{total_ns / steps / 1e6:.3f}" if steps else "n/a"
     rows = [
         f"{kind} {g['index']}: prefill_ms={g['prefill_ns'] / 1e6:.3f} decode_ms_per_token={each} tokens_per_s={rate} "
-        f"tokens={len(g['ids'])} stop={g['stop_reason']} min_gap={min(g['gaps']):.4f}",
+        f"tokens={1 + steps} stop={g['stop_reason'] or 'n/a'} min_gap={gap}",
         f"generated_token_ids: {' '.join(map(str, g['ids']))}",
     ]
+    if plan_only:
+        return [rows[0], "plan only: nothing was computed, so there are no ids, and times are the planner's own"]
     text = text_of(g["ids"])
     return rows if text is None else [*rows, f"generated_text: {text!r}"]
 

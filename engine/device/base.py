@@ -29,6 +29,10 @@ H200 = Profile("h200-measured-2026-11-29", 55.4e9, 4343e9, 530.0, 5700.0, 27_400
 Python, map and set-access of a granule."""
 
 
+CONTROL = "control block"
+"""What the memory of length, ids and gap is allocated as."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Granule:
     """A physical granule; equal only to itself, since an address seen again may hold another one."""
@@ -38,7 +42,10 @@ class Granule:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What a range of device memory holds: a key, whole. Poison and partial fills have no tag."""
+    """What a range of device memory holds: a key, whole, copied from the key's own host bytes.
+
+    Poison, partial fills and copies from anywhere else have no tag, whoever made them.
+    """
 
     key: int
 
@@ -82,6 +89,11 @@ class Device(Protocol):
     profile: Profile
     tally: Tally
 
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of granules mapped now, as the device itself counts them."""
+        ...
+
     def reserve(self, nbytes: int) -> int:
         """Reserve addresses (whole granules); nothing is mapped yet."""
         ...
@@ -114,8 +126,12 @@ class Device(Protocol):
         """Give plain memory back."""
         ...
 
-    def copy_in(self, address: int, source: NDArray[Any], tag: Tag | None = None) -> None:
-        """Copy host bytes to the device; `tag` says what they are."""
+    def host_range(self, key: int, source: NDArray[Any]) -> None:
+        """Make a key's host bytes known as what weight copies read from; a card pins them."""
+        ...
+
+    def copy_in(self, address: int, source: NDArray[Any]) -> None:
+        """Copy host bytes to the device; from a known host range it is weight traffic."""
         ...
 
     def copy_out(self, address: int, nbytes: int) -> bytes:

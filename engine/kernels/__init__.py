@@ -19,7 +19,20 @@ Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Params = Mapping[str, Any]
 
-_FAMILIES = ("attention", "elementwise", "embedding", "matmul", "norm", "sampling")
+_FAMILIES = (
+    "attention",
+    "elementwise",
+    "embedding",
+    "linear",
+    "matmul",
+    "moe",
+    "movement",
+    "norm",
+    "reduce",
+    "rotary",
+    "sampling",
+    "scaled_attention",
+)
 _KERNELS: dict[str, KernelDef] = {}
 
 

@@ -19,15 +19,28 @@ def run_gqa(a: Arrays, p: Params) -> None:
     rows = q.shape[0]
     keys, values = a["k_cache"], a["v_cache"]
     assert keys.shape[0] >= past + rows, (keys.shape, past, rows)
+    if "q_norm" in a:
+        q, k = (head_norm(x, a[f"{name}_norm"], p["qk_norm_eps"]) for x, name in ((q, "q"), (k, "k")))
     if "cos" in a:
-        q, k = (_rotate(x, a["cos"], a["sin"], past, p["interleaved"]) for x in (q, k))
-    keys[past : past + rows] = k
-    values[past : past + rows] = v
+        far = p["long_above"] is not None and past + rows > p["long_above"]
+        cos, sin = (a["cos_long"], a["sin_long"]) if far else (a["cos"], a["sin"])
+        c, s = (t[past : past + rows, None, :].astype(np.float32) for t in (cos, sin))
+        q, k = rotate(q, c, s, p["interleaved"]), rotate(k, c, s, p["interleaved"])
+    sinks = a["sinks"].astype(np.float32) if "sinks" in a else None
+    end = past + rows
+    if "k_scale" in a:  # an int8 cache: what is attended to is what was stored
+        scales = tuple(_spread(a[n], kv_heads, d) for n in ("k_scale", "v_scale"))
+        for cache, new, scale in ((keys, k, scales[0]), (values, v, scales[1])):
+            cache[past:end] = np.clip(np.rint(new / scale), -128, 127)
+        keys, values = (c[:end] * s for c, s in zip((keys, values), scales, strict=True))
+    else:
+        keys[past:end] = k
+        values[past:end] = v
     out = a["y"].reshape(rows, heads, d)
     for r in range(rows):
         end = past + r + 1
         start = max(0, end - p["window"]) if p["window"] > 0 else 0
-        _attend(q[r], keys[start:end], values[start:end], p["scale"], p["softcap"], out[r])
+        _attend(q[r], keys[start:end], values[start:end], p["scale"], p["softcap"], sinks, out[r])
 
 
 def _split(a: Arrays, heads: int, kv_heads: int, d: int) -> tuple[Array, Array, Array]:
@@ -44,9 +57,15 @@ def _split(a: Arrays, heads: int, kv_heads: int, d: int) -> tuple[Array, Array, 
     return q, k, v
 
 
-def _rotate(x: Array, cos: Array, sin: Array, past: int, interleaved: bool) -> Array:
-    half = cos.shape[1]
-    c, s = (t[past : past + x.shape[0], None, :].astype(np.float32) for t in (cos, sin))
+def head_norm(x: Array, gamma: Array, eps: float) -> Array:
+    """RMS norm of each head, [rows, heads, head_size]."""
+    mean = np.mean(x * x, axis=-1, keepdims=True, dtype=np.float32)
+    return np.asarray(x / np.sqrt(mean + np.float32(eps)) * gamma.astype(np.float32))
+
+
+def rotate(x: Array, c: Array, s: Array, interleaved: bool) -> Array:
+    """Rotary embedding of the first 2 * c.shape[-1] elements; pairs (i, i + half), or neighbours when interleaved."""
+    half = c.shape[-1]
     turned = x.copy()
     if interleaved:
         first, second = x[..., 0 : 2 * half : 2], x[..., 1 : 2 * half : 2]
@@ -59,7 +78,14 @@ def _rotate(x: Array, cos: Array, sin: Array, past: int, interleaved: bool) -> A
     return turned
 
 
-def _attend(q: Array, keys: Array, values: Array, scale: float, softcap: float, out: Array) -> None:
+def _spread(scale: Array, kv_heads: int, d: int) -> Array:
+    wide = scale.astype(np.float32).reshape(-1)
+    return wide.reshape(kv_heads, d) if wide.size > 1 else wide
+
+
+def _attend(
+    q: Array, keys: Array, values: Array, scale: float, softcap: float, sinks: Array | None, out: Array
+) -> None:
     group = q.shape[0] // keys.shape[1]
     k32, v32 = (x.astype(np.float32, copy=False) for x in (keys, values))
     scores = np.empty((q.shape[0], keys.shape[0]), np.float32)
@@ -68,9 +94,15 @@ def _attend(q: Array, keys: Array, values: Array, scale: float, softcap: float, 
     scores *= np.float32(scale)
     if softcap:
         scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
-    scores -= scores.max(axis=1, keepdims=True)
+    top = scores.max(axis=1, keepdims=True)
+    if sinks is not None:
+        top = np.maximum(top, sinks[:, None])
+    scores -= top
     np.exp(scores, out=scores)
-    scores /= scores.sum(axis=1, keepdims=True)
+    total = scores.sum(axis=1, keepdims=True)
+    if sinks is not None:
+        total += np.exp(sinks[:, None] - top)
+    scores /= total
     for h in range(q.shape[0]):
         out[h] = np.dot(scores[h], v32[:, h // group])
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.graph import PACKED, unpack_nibbles
 from engine.kernels import Array, Arrays, KernelDef, Params, define
+from engine.kernels.elementwise import wide
 
 
 def decode_dense(a: Arrays, _: Params) -> Array:
@@ -65,9 +67,67 @@ def run_nbits(a: Arrays, _: Params) -> None:
         y[r] = product if bias is None else product + bias
 
 
+def decode_qdq(a: Arrays, p: Params) -> Array:
+    """(code - zero point) * scale, float32 [K, N]: scales and zero points in blocks of `block` rows."""
+    row = np.arange(p["K"]) // p["block"]
+    n, packed = p["N"], p["type"] in PACKED
+    codes = unpack_nibbles(a["codes"], p["type"], p["K"] * n).reshape(-1, n) if packed else a["codes"]
+    w = codes.astype(np.float32)
+    if "zero_points" in a:
+        points = a["zero_points"]
+        if packed:
+            points = unpack_nibbles(points, p["type"], (row[-1] + 1) * n).reshape(-1, n)
+        w -= points.astype(np.float32)[row]
+    w *= a["scales"].astype(np.float32)[row]
+    return w
+
+
+def run_batched(a: Arrays, _: Params) -> None:
+    """y = a @ b over leading axes, row by row; integers as they are."""
+    left, right, y = wide(a["a"]), wide(a["b"]), a["y"]
+    if left.dtype.kind != "f" or left.ndim < 2 or right.ndim < 2:
+        with np.errstate(over="ignore"):
+            y[...] = np.matmul(left, right)
+        return
+    lead = y.shape[:-2]
+    lefts = np.broadcast_to(left, (*lead, *left.shape[-2:]))
+    rights = np.broadcast_to(right, (*lead, *right.shape[-2:]))
+    for i in np.ndindex(lead):
+        for r in range(left.shape[-2]):
+            y[i][r] = np.dot(lefts[i][r], rights[i])
+
+
+def run_gemm(a: Arrays, p: Params) -> None:
+    """y = alpha * a @ b (+ beta * c)."""
+    left = wide(a["a"]).T if p["turn_a"] else wide(a["a"])
+    right = wide(a["b"]).T if p["turn_b"] else wide(a["b"])
+    product = left.dtype.type(p["alpha"]) * np.stack([np.dot(row, right) for row in left])
+    a["y"][...] = product if "c" not in a else product + left.dtype.type(p["beta"]) * wide(a["c"])
+
+
+def run_dequantize(a: Arrays, p: Params) -> None:
+    """y = (a - zero point) * scale; one scale, one an index of `axis`, or one a block of `axis`."""
+    x, scale = a["a"], wide(a["b"])
+    points = a["c"].astype(np.float64) if "c" in a else np.zeros((), np.float64)
+    if p["block"]:
+        at = np.arange(x.shape[p["axis"]]) // p["block"]
+        scale = np.take(scale, at, p["axis"])
+        points = np.take(points, at, p["axis"]) if points.ndim else points
+    elif scale.ndim == 1 and scale.size > 1:
+        shape = [-1 if i == p["axis"] else 1 for i in range(x.ndim)]
+        scale, points = scale.reshape(shape), points.reshape(shape) if points.ndim else points
+    else:
+        scale, points = scale.reshape(()), points.reshape(())
+    a["y"][...] = (x.astype(np.float64) - points).astype(scale.dtype) * scale
+
+
 def _rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
 define(KernelDef("matmul", run_dense, ("weight",), decode_dense))
 define(KernelDef("matmul_nbits", run_nbits, ("codes", "scales", "zero_points"), decode_nbits))
+define(KernelDef("matmul_qdq", run_dense, ("codes", "scales", "zero_points"), decode_qdq))
+define(KernelDef("batched_matmul", run_batched))
+define(KernelDef("gemm", run_gemm))
+define(KernelDef("dequantize", run_dequantize))

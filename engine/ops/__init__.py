@@ -12,7 +12,20 @@ if TYPE_CHECKING:
 
 Rule = Callable[["Lowering", "Node"], None]
 
-_FAMILIES = ("attention", "elementwise", "embedding", "length", "matmul", "norm")
+_FAMILIES = (
+    "attention",
+    "control",
+    "elementwise",
+    "embedding",
+    "linear",
+    "matmul",
+    "moe",
+    "movement",
+    "norm",
+    "reduce",
+    "rotary",
+    "scaled_attention",
+)
 _RULES: dict[tuple[str, str], Rule] = {}
 
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import math
 
 from engine.graph import Node
-from engine.lower import LengthValue, Lowering, Past, Refusal, WeightValue
+from engine.lower import Lowering
 from engine.ops import op
 from engine.ops.attributes import number, whole
 from engine.ops.matmul import FLOATS
 from engine.plan import Operand, Ref
+from engine.values import ByLength, LengthValue, Past, Refusal, WeightValue
 
 _SERVED = {
     "causal": 1,
     "smooth_softmax": 0,
     "qk_output": 0,
-    "kv_cache_bit_width": 0,
-    "k_quant_type": "NONE",
-    "v_quant_type": "NONE",
-    "sliding_window_cache": 0,
 }
 """Attributes that change what is computed, with the one value that is served: also the default where absent."""
 
@@ -34,11 +31,15 @@ def group_query_attention(b: Lowering, node: Node) -> None:
     for name, served in _SERVED.items():
         if a.get(name, served) != served:
             raise Refusal(f"{name} = {a[name]} is not served")
-    if any(node.input(i) for i in range(9, 16)):
-        raise Refusal("position ids, bias, sinks, cache scales and Q/K norm are not served")
+    window = whole(node, "local_window_size", -1)
+    if whole(node, "sliding_window_cache", 0) and window < 1:  # with one, a cache that grows gives the same numbers
+        raise Refusal(f"sliding_window_cache = {a['sliding_window_cache']} without a window is not served")
+    if any(node.input(i) for i in (9, 10)):
+        raise Refusal("position ids and bias are not served")
+    past = _past(b, node)
+    assert b.kv is not None, "a past is bound where there is a cache"
     head_size = b.kv.head_size
     width = heads * head_size
-    past = _past(b, node)
     query = b.tensor(node, 0)
     packed = not node.input(1)
     expected = width + 2 * kv_heads * head_size if packed else width
@@ -56,10 +57,11 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         Operand("v_cache", Ref("kv_value", past.layer, b.kv.dtype, cache), "rw"),
         Operand("length", Ref("control", -1, "int64", (1,), "length")),
     ]
+    threshold = None
     if whole(node, "do_rotary", 0):
-        cos, sin = b.weight(node, 7), b.weight(node, 8)
-        _check_tables(cos, sin, head_size, b.graph.info.context_length)
-        operands += [Operand("cos", b.constant(cos)), Operand("sin", b.constant(sin))]
+        threshold = _rotary(b, node, head_size, operands)
+    operands += _extras(b, node, heads, head_size)
+    operands += _cache_scales(b, node, kv_heads, head_size)
     y = b.make(node.output(0), query.dtype, (*query.shape[:-1], width))
     operands.append(Operand("y", y.ref, "w"))
     params = {
@@ -68,8 +70,10 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         "head_size": head_size,
         "scale": number(node, "scale", 0.0) or 1 / math.sqrt(head_size),
         "softcap": number(node, "softcap", 0.0),
-        "window": whole(node, "local_window_size", -1),
+        "window": window,
         "interleaved": bool(whole(node, "rotary_interleaved", 0)),
+        "qk_norm_eps": number(node, "qk_norm_epsilon", 1e-6),
+        "long_above": threshold,
     }
     b.emit(node, "gqa", tuple(operands), params)
 
@@ -78,12 +82,68 @@ def _past(b: Lowering, node: Node) -> Past:
     key, value = b.value(node.input(3)), b.value(node.input(4))
     if not isinstance(key, Past) or key != Past(key.layer, "key") or value != Past(key.layer, "value"):
         raise Refusal("inputs 3 and 4 are not one layer's cached keys and values")
-    info = b.graph.info
-    if node.output(1) != info.present_key % key.layer or node.output(2) != info.present_value % key.layer:
-        raise Refusal(f"outputs {node.outputs[1:3]} are not layer {key.layer}'s present keys and values")
+    b.set(node.output(1), key)
+    b.set(node.output(2), value)
     if b.value(node.input(5)) != LengthValue(-1) or b.value(node.input(6)) != LengthValue(0):
         raise Refusal("sequence lengths do not follow from the attention mask")
     return key
+
+
+def _rotary(b: Lowering, node: Node, head_size: int, operands: list[Operand]) -> int | None:
+    """Append the tables; where they depend on the length, both pairs, and the length above which the long one holds."""
+    cos, sin = b.value(node.input(7)), b.value(node.input(8))
+    positions = b.info.context_length if b.info is not None else 0
+    if isinstance(cos, ByLength) and isinstance(sin, ByLength) and cos.threshold == sin.threshold:
+        _check_tables(cos.above, sin.above, head_size, positions)
+        _check_tables(cos.below, sin.below, head_size, min(positions, cos.threshold))
+        operands += [Operand("cos", b.constant(cos.below)), Operand("sin", b.constant(sin.below))]
+        operands += [Operand("cos_long", b.constant(cos.above)), Operand("sin_long", b.constant(sin.above))]
+        return cos.threshold
+    near, far = b.weight(node, 7), b.weight(node, 8)
+    _check_tables(near, far, head_size, positions)
+    operands += [Operand("cos", b.constant(near)), Operand("sin", b.constant(far))]
+    return None
+
+
+def _extras(b: Lowering, node: Node, heads: int, head_size: int) -> list[Operand]:
+    """Sinks per head, and per-head norms of queries and keys before rotary."""
+    made: list[Operand] = []
+    for index, name, shape in ((11, "sinks", (heads,)), (14, "q_norm", (head_size,)), (15, "k_norm", (head_size,))):
+        if node.input(index):
+            weight = b.weight(node, index)
+            if weight.shape != shape or weight.dtype not in FLOATS:
+                raise Refusal(f"{name} {weight.dtype}{list(weight.shape)} is not {list(shape)}")
+            made.append(Operand(name, b.key(weight, b.new_record())))
+    if bool(node.input(14)) != bool(node.input(15)):
+        raise Refusal("only one of the Q and K norms is given")
+    return made
+
+
+_CACHE_ATTRIBUTES = ("k_quant_type", "v_quant_type", "kv_cache_bit_width")
+
+
+def _cache_scales(b: Lowering, node: Node, kv_heads: int, head_size: int) -> list[Operand]:
+    """Scales of an int8 cache, one in all or one a channel; a float cache has none."""
+    assert b.kv is not None
+    quantised = b.kv.dtype == "int8"
+    kinds = [node.attributes.get(n, "NONE") for n in ("k_quant_type", "v_quant_type")]
+    if not quantised:
+        if kinds != ["NONE", "NONE"] or whole(node, "kv_cache_bit_width", 0):
+            given = {n: node.attributes[n] for n in _CACHE_ATTRIBUTES if n in node.attributes}
+            raise Refusal(f"a cache of {b.kv.dtype} with {', '.join(f'{n} = {v}' for n, v in given.items())}")
+        if node.input(12) or node.input(13):
+            raise Refusal(f"cache scales beside a cache of {b.kv.dtype} are not served")
+        return []
+    if whole(node, "kv_cache_bit_width", 8) != 8 or not set(kinds) <= {"PER_TENSOR", "PER_CHANNEL"}:
+        raise Refusal(f"a cache quantised as {kinds} in {node.attributes.get('kv_cache_bit_width')} bits is not served")
+    made = []
+    for index, name, kind in ((12, "k_scale", kinds[0]), (13, "v_scale", kinds[1])):
+        scale = b.weight(node, index)
+        expected = 1 if kind == "PER_TENSOR" else kv_heads * head_size
+        if math.prod(scale.shape) != expected or scale.dtype not in FLOATS:
+            raise Refusal(f"{name} {scale.dtype}{list(scale.shape)} is not {expected} numbers")
+        made.append(Operand(name, b.constant(scale)))
+    return made
 
 
 def _check_tables(cos: WeightValue, sin: WeightValue, head_size: int, positions: int) -> None:

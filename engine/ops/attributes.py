@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.graph import Node
-from engine.lower import Refusal
+from engine.values import Refusal
 
 
 def whole(node: Node, name: str, default: int | None = None, *, least: int | None = None) -> int:

@@ -1,72 +1,214 @@
-"""Element-wise operators on activations."""
+"""Element-wise operators, with broadcasting; arithmetic on lengths folds."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from engine.graph import Node
-from engine.lower import Const, LengthValue, Lowering, Refusal, Tensor, WeightValue
+from engine.graph import DTYPES, Node
+from engine.lower import Lowering, wide
 from engine.ops import op
-from engine.ops.attributes import whole
-from engine.plan import Operand
+from engine.ops.attributes import number, whole
+from engine.values import Const, LengthTest, LengthValue, Positions, Refusal, Tensor, WeightValue
 
-_CAST = {1: "float32", 10: "float16", 16: "bfloat16"}
-_INTEGERS = (6, 7)  # TensorProto INT32, INT64
+CASTS = {
+    1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
+    11: "float64", 12: "uint32", 13: "uint64", 16: "bfloat16",
+}  # fmt: skip
+"""Element types of TensorProto that are served, by number."""
+
+_COMPARE = ("Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual")
+_UNARY = (
+    "Neg",
+    "Abs",
+    "Sqrt",
+    "Exp",
+    "Log",
+    "Reciprocal",
+    "Sign",
+    "Floor",
+    "Ceil",
+    "Tanh",
+    "Sin",
+    "Cos",
+    "Not",
+    "Relu",
+)
+_BINARY = ("Add", "Mul", "Div", "Pow", "And", "Or", "Xor")
+
+Operand = Tensor | WeightValue | Const
 
 
-@op("", "Mul")
-def mul(b: Lowering, node: Node) -> None:
-    """Product of two activations of one shape."""
-    _binary(b, node, "mul")
+def _unary(name: str) -> Callable[[Lowering, Node], None]:
+    def rule(b: Lowering, node: Node) -> None:
+        x = b.operand(node, 0)
+        b.apply(node, name.lower(), [x], {}, [(_served(x), x.shape)])
+
+    rule.__doc__ = f"{name}, element by element."
+    return rule
 
 
-@op("", "Add")
-def add(b: Lowering, node: Node) -> None:
-    """Sum of two activations of one shape, or of an activation and a bias over the last axis."""
-    _binary(b, node, "add")
+def _binary(name: str) -> Callable[[Lowering, Node], None]:
+    def rule(b: Lowering, node: Node) -> None:
+        left, right = b.operand(node, 0), b.operand(node, 1)
+        if wide(left.dtype) != wide(right.dtype) and name != "Pow":
+            raise Refusal(f"types {left.dtype} and {right.dtype} differ")
+        made = "bool" if name in _COMPARE else _served(left)
+        b.apply(node, name.lower(), [left, right], {}, [(made, broadcast(left.shape, right.shape))])
+
+    rule.__doc__ = f"{name} of two tensors, broadcast."
+    return rule
 
 
-@op("", "Sigmoid")
-def sigmoid(b: Lowering, node: Node) -> None:
-    """1 / (1 + exp(-x))."""
-    x = b.tensor(node, 0)
-    y = b.make(node.output(0), x.dtype, x.shape)
-    b.emit(node, "sigmoid", (Operand("x", x.ref), Operand("y", y.ref, "w")), {})
+for _name in (*_UNARY, "Erf", "Sigmoid", "Softplus"):
+    op("", _name)(_unary(_name))
+for _name in (*_BINARY, "Equal", "Less", "GreaterOrEqual", "LessOrEqual"):
+    op("", _name)(_binary(_name))
+
+
+@op("", "Sub")
+def sub(b: Lowering, node: Node) -> None:
+    """Difference of two tensors; a length less a constant stays a length."""
+    left = b.value(node.input(0))
+    if isinstance(left, LengthValue):
+        taken = b.numbers(node, 1)
+        if taken is None or len(taken) != 1:
+            raise Refusal("only a length less one number is served")
+        b.set(node.output(0), LengthValue(left.offset - taken[0]))
+        return
+    _binary("Sub")(b, node)
+
+
+@op("", "Greater")
+def greater(b: Lowering, node: Node) -> None:
+    """a > b; of a length and a constant, a test that the step decides."""
+    left = b.value(node.input(0))
+    if isinstance(left, LengthValue):
+        limit = b.numbers(node, 1)
+        if limit is None or len(limit) != 1:
+            raise Refusal("a length is compared with one number only")
+        b.set(node.output(0), LengthTest(limit[0] - left.offset))
+        return
+    _binary("Greater")(b, node)
+
+
+@op("", "Min")
+def minimum(b: Lowering, node: Node) -> None:
+    """Smallest of any number of tensors."""
+    _variadic(b, node, "min")
+
+
+@op("", "Max")
+def maximum(b: Lowering, node: Node) -> None:
+    """Largest of any number of tensors."""
+    _variadic(b, node, "max")
+
+
+@op("", "Where")
+def where(b: Lowering, node: Node) -> None:
+    """b where a, else c."""
+    test, yes, no = (b.operand(node, i) for i in range(3))
+    shape = broadcast(broadcast(test.shape, yes.shape), no.shape)
+    b.apply(node, "where", [test, yes, no], {}, [(_served(yes), shape)])
+
+
+@op("", "Clip")
+def clip(b: Lowering, node: Node) -> None:
+    """a held between an optional lower and an optional upper bound."""
+    x = b.operand(node, 0)
+    given = [(which, b.operand(node, i)) for i, which in ((1, "l"), (2, "h")) if node.input(i)]
+    for name, which in (("min", "l"), ("max", "h")):  # opsets before 11 had them as attributes
+        if name in node.attributes:
+            given.append((which, Const(np.asarray(node.attributes[name], DTYPES[_served(x)]))))
+    params = {"bounds": "".join(which for which, _ in given)}
+    b.apply(node, "clip", [x, *(bound for _, bound in given)], params, [(_served(x), x.shape)])
+
+
+@op("", "Gelu")
+def gelu(b: Lowering, node: Node) -> None:
+    """Gaussian error linear unit."""
+    x = b.operand(node, 0)
+    how = node.attributes.get("approximate", "none")
+    if how not in ("none", "tanh"):
+        raise Refusal(f"approximate = {how!r} is not served")
+    b.apply(node, "gelu", [x], {"approximate": how}, [(_served(x), x.shape)])
+
+
+@op("com.microsoft", "Gelu")
+def ms_gelu(b: Lowering, node: Node) -> None:
+    """The exact form."""
+    x = b.operand(node, 0)
+    b.apply(node, "gelu", [x], {"approximate": "none"}, [(_served(x), x.shape)])
+
+
+@op("com.microsoft", "FastGelu")
+def fast_gelu(b: Lowering, node: Node) -> None:
+    """The tanh form, without a bias."""
+    if node.input(1):
+        raise Refusal("a bias is not served")
+    x = b.operand(node, 0)
+    b.apply(node, "gelu", [x], {"approximate": "tanh"}, [(_served(x), x.shape)])
+
+
+@op("", "Swish")
+def swish(b: Lowering, node: Node) -> None:
+    """a * sigmoid(alpha * a)."""
+    x = b.operand(node, 0)
+    b.apply(node, "swish", [x], {"alpha": number(node, "alpha", 1.0)}, [(_served(x), x.shape)])
+
+
+@op("com.microsoft", "QuickGelu")
+def quick_gelu(b: Lowering, node: Node) -> None:
+    """a * sigmoid(alpha * a), alpha 1.702 unless given."""
+    x = b.operand(node, 0)
+    b.apply(node, "swish", [x], {"alpha": number(node, "alpha", 1.702)}, [(_served(x), x.shape)])
 
 
 @op("", "Cast")
 def cast(b: Lowering, node: Node) -> None:
-    """Another float type for an activation; a length stays a length in any integer type."""
+    """Another element type; a length or a position stays one in any integer type."""
     value = b.value(node.input(0))
-    to = whole(node, "to")
-    if isinstance(value, LengthValue) and to in _INTEGERS:
+    to = CASTS.get(whole(node, "to"))
+    if to is None:
+        raise Refusal(f"cast to type {node.attributes['to']} is not served")
+    if isinstance(value, LengthValue | Positions) and to in ("int32", "int64"):
         b.set(node.output(0), value)
         return
-    if isinstance(value, Const) and to in _INTEGERS:
-        b.set(node.output(0), Const(value.array.astype(np.int64)))
+    if isinstance(value, LengthValue | Positions):
+        raise Refusal(f"cast to type {node.attributes['to']} of a length or of positions is not served")
+    x = b.operand(node, 0)
+    if isinstance(x, Tensor) and x.dtype == wide(to):
+        b.set(node.output(0), x)
         return
-    if not isinstance(value, Tensor) or to not in _CAST:
-        raise Refusal(f"cast to type {to} of {type(value).__name__} is not served")
-    if _CAST[to] == value.dtype:
-        b.set(node.output(0), value)
-        return
-    y = b.make(node.output(0), _CAST[to], value.shape)
-    b.emit(node, "cast", (Operand("x", value.ref), Operand("y", y.ref, "w")), {})
+    b.apply(node, "cast", [x], {}, [(to, x.shape)])
 
 
-def _binary(b: Lowering, node: Node, kernel: str) -> None:
-    left, right = b.value(node.input(0)), b.value(node.input(1))
-    if isinstance(left, WeightValue):
-        left, right = right, left
-    if not isinstance(left, Tensor):
-        raise Refusal(f"neither input is an activation: {type(left).__name__}, {type(right).__name__}")
-    if isinstance(right, Tensor) and right.shape == left.shape:
-        other = right.ref
-    elif isinstance(right, WeightValue) and right.shape == left.shape[-1:]:
-        other = b.key(right, b.new_record())
-    else:
-        raise Refusal(f"input {node.input(1)!r} does not have the shape {list(left.shape)}")
-    if other.dtype != left.dtype:
-        raise Refusal(f"types {left.dtype} and {other.dtype} differ")
-    y = b.make(node.output(0), left.dtype, left.shape)
-    b.emit(node, kernel, (Operand("x", left.ref), Operand("other", other), Operand("y", y.ref, "w")), {})
+def broadcast(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape that two shapes broadcast to. Raises Refusal where they do not."""
+    try:
+        return tuple(np.broadcast_shapes(left, right))
+    except ValueError as error:
+        raise Refusal(f"shapes {list(left)} and {list(right)} do not broadcast") from error
+
+
+def _served(x: Operand) -> str:
+    if x.dtype not in DTYPES:
+        raise Refusal(f"type {x.dtype} is not served")
+    return x.dtype
+
+
+def _variadic(b: Lowering, node: Node, kernel: str) -> None:
+    values = [b.operand(node, i) for i in range(len(node.inputs))]
+    here: Operand = values[0]
+    if len(values) == 1:
+        b.set(node.output(0), here)
+        return
+    for i, other in enumerate(values[1:], 1):
+        last = i == len(values) - 1
+        name = node.output(0) if last else f"{node.output(0)}.{i}"
+        part = Node(node.name, node.op, node.domain, node.inputs, (name,), {})
+        b.apply(part, kernel, [here, other], {}, [(_served(here), broadcast(here.shape, other.shape))])
+        made = b.value(name)
+        assert isinstance(made, Tensor | WeightValue | Const)
+        here = made

@@ -1,21 +1,31 @@
-"""Matrix products with a weight: dense and block-quantised."""
+"""Matrix products: with a weight, dense or block-quantised, and of two activations."""
 
 from __future__ import annotations
 
 from engine.graph import DTYPES, Node
-from engine.lower import Lowering, Refusal, WeightValue
+from engine.lower import Lowering, wide
 from engine.ops import op
-from engine.ops.attributes import whole
+from engine.ops.attributes import number, whole
+from engine.ops.elementwise import broadcast
 from engine.plan import Operand, Ref
+from engine.values import Const, Dequantized, Refusal, Tensor, WeightValue
 
 FLOATS = ("float32", "float16", "bfloat16")
 
 
 @op("", "MatMul")
 def matmul(b: Lowering, node: Node) -> None:
-    """A [..., K] times a dense weight [K, N]."""
-    x, w = b.tensor(node, 0), b.weight(node, 1)
-    if len(w.shape) != 2 or w.shape[0] != x.shape[-1] or w.weight.dtype not in FLOATS:
+    """A [..., K] times a dense weight [K, N]; or the product of any two tensors, broadcast over leading axes."""
+    x, w = b.value(node.input(0)), b.value(node.input(1))
+    if isinstance(w, Dequantized):
+        _matmul_dequantized(b, node, b.tensor(node, 0), w)
+        return
+    dense = isinstance(w, WeightValue) and len(w.shape) == 2 and w.dtype in FLOATS
+    if not isinstance(x, Tensor) or not dense or len(x.shape) < 2 or x.dtype not in FLOATS:
+        _matmul_any(b, node)
+        return
+    assert isinstance(w, WeightValue)
+    if w.shape[0] != x.shape[-1]:
         raise Refusal(f"weight {w.weight.dtype}{list(w.shape)} does not fit input {list(x.shape)}")
     x = b.logit_rows(node, x)
     y = b.make(node.output(0), x.dtype, (*x.shape[:-1], w.shape[1]))
@@ -35,7 +45,6 @@ def matmul_nbits(b: Lowering, node: Node) -> None:
     Zero points may be packed unsigned integers, rows padded to whole bytes, or floats of the scales' count; absent,
     they are 2^(bits-1). `accuracy_level` allows a runtime to round activations; this engine does not.
     """
-    x = b.tensor(node, 0)
     k, n, bits, block = (
         whole(node, "K", least=1),
         whole(node, "N", least=1),
@@ -50,6 +59,7 @@ def matmul_nbits(b: Lowering, node: Node) -> None:
         raise Refusal("prepacked weights are not served")
     if node.input(4):
         raise Refusal("g_idx is not served")
+    x = b.tensor(node, 0)
     if x.shape[-1] != k:
         raise Refusal(f"input {list(x.shape)} does not end in K = {k}")
     blocks = -(-k // block)
@@ -87,3 +97,91 @@ def _need(value: WeightValue, dtypes: tuple[str, ...], elements: int, what: str)
 
 def _shaped(ref: Ref, shape: tuple[int, ...]) -> Ref:
     return Ref(ref.kind, ref.index, ref.dtype, shape, ref.name, ref.offset_bytes)
+
+
+@op("", "Gemm")
+def gemm(b: Lowering, node: Node) -> None:
+    """alpha * A @ B + beta * C, each of A and B transposed where asked."""
+    left, right = b.operand(node, 0), b.operand(node, 1)
+    turn_a, turn_b = bool(whole(node, "transA", 0)), bool(whole(node, "transB", 0))
+    m, k = left.shape[::-1] if turn_a else left.shape
+    k2, n = right.shape[::-1] if turn_b else right.shape
+    if k != k2:
+        raise Refusal(f"shapes {list(left.shape)} and {list(right.shape)} do not fit")
+    inputs = [left, right] + ([b.operand(node, 2)] if node.input(2) else [])
+    params = {
+        "alpha": number(node, "alpha", 1.0),
+        "beta": number(node, "beta", 1.0),
+        "turn_a": turn_a,
+        "turn_b": turn_b,
+    }
+    b.apply(node, "gemm", inputs, params, [(left.dtype, (m, n))])
+
+
+@op("", "DequantizeLinear")
+def dequantize_linear(b: Lowering, node: Node) -> None:
+    """(code - zero point) * scale per tensor, per axis or in blocks; an initialiser in blocks waits for its MatMul."""
+    codes, scales = b.value(node.input(0)), b.operand(node, 1)
+    axis, block = whole(node, "axis", 1), whole(node, "block_size", 0)
+    if isinstance(codes, WeightValue) and isinstance(scales, WeightValue) and block and len(codes.shape) == 2:
+        points = b.weight(node, 2) if node.input(2) else None
+        axis += 2 if axis < 0 else 0
+        made = Dequantized(codes, scales, points, axis, block)
+        _check_blocks(made)
+        b.set(node.output(0), made)
+        return
+    x = b.operand(node, 0)
+    inputs: list[Tensor | WeightValue | Const] = [x, scales] + ([b.operand(node, 2)] if node.input(2) else [])
+    if (len(scales.shape) == 1 and scales.shape != (1,)) or block:
+        axis += len(x.shape) if axis < 0 else 0
+        if not 0 <= axis < len(x.shape):
+            raise Refusal(f"axis {axis} is outside {list(x.shape)}")
+    b.apply(node, "dequantize", inputs, {"axis": axis, "block": block}, [(scales.dtype, x.shape)])
+
+
+def _matmul_any(b: Lowering, node: Node) -> None:
+    left, right = b.operand(node, 0), b.operand(node, 1)
+    if wide(left.dtype) != wide(right.dtype):
+        raise Refusal(f"types {left.dtype} and {right.dtype} differ")
+    a = (1, *left.shape) if len(left.shape) == 1 else left.shape
+    c = (*right.shape, 1) if len(right.shape) == 1 else right.shape
+    if not a or not c or a[-1] != c[-2]:
+        raise Refusal(f"shapes {list(left.shape)} and {list(right.shape)} do not fit")
+    made = (*broadcast(a[:-2], c[:-2]), a[-2], c[-1])
+    made = made[:-2] + made[-1:] if len(left.shape) == 1 else made
+    made = made[:-1] if len(right.shape) == 1 else made
+    b.apply(node, "batched_matmul", [left, right], {}, [(left.dtype, made)])
+
+
+def _matmul_dequantized(b: Lowering, node: Node, x: Tensor, w: Dequantized) -> None:
+    """A [..., K] times a weight [K, N] that is stored as codes in blocks along K."""
+    k, n = w.codes.shape
+    if x.shape[-1] != k or w.axis != 0:
+        raise Refusal(f"weight {list(w.codes.shape)} in blocks along axis {w.axis} does not fit {list(x.shape)}")
+    x = b.logit_rows(node, x)
+    record = b.new_record()
+    operands = [
+        Operand("x", x.ref),
+        Operand("codes", b.key(w.codes, record)),
+        Operand("scales", b.key(w.scales, record)),
+    ]
+    if w.zero_points is not None:
+        operands.append(Operand("zero_points", b.key(w.zero_points, record)))
+    y = b.make(node.output(0), x.dtype, (*x.shape[:-1], n))
+    operands.append(Operand("y", y.ref, "w"))
+    params = {"K": k, "N": n, "block": w.block, "type": w.codes.dtype}
+    b.emit(node, "matmul_qdq", tuple(operands), params)
+
+
+def _check_blocks(w: Dequantized) -> None:
+    if w.axis not in (0, 1) or w.block < 1:
+        raise Refusal(f"blocks of {w.block} along axis {w.axis} are not served")
+    blocks = -(-w.codes.shape[w.axis] // w.block)
+    expected = tuple(blocks if i == w.axis else d for i, d in enumerate(w.codes.shape))
+    if w.scales.shape != expected or (w.zero_points is not None and w.zero_points.shape != expected):
+        raise Refusal(f"scales {list(w.scales.shape)} are not {list(expected)}")
+    if w.codes.dtype not in INTEGERS or w.scales.dtype not in FLOATS:
+        raise Refusal(f"codes {w.codes.dtype} with scales {w.scales.dtype} are not served")
+
+
+INTEGERS = ("uint8", "int8", "uint4", "int4")

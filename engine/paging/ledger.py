@@ -54,6 +54,16 @@ class Ledger:
         """Bytes of every granule the pool holds, mapped or not."""
         return self._owned * self.granule_bytes
 
+    def audit(self, device_mapped_bytes: int, free_bytes: int) -> None:
+        """Hold the accounts against what the device says is mapped, and against what the pool has lying free.
+
+        Mapped granules that nobody is charged for are unaccounted; owned ones that are neither mapped nor free are lost
+        to a failed call, in quarantine.
+        """
+        charged = sum(self._mapped.values()) * self.granule_bytes
+        self._tally.set("unaccounted_bytes", max(0, device_mapped_bytes - charged))
+        self._tally.set("quarantined_bytes", max(0, self.owned_bytes - device_mapped_bytes - free_bytes))
+
     def publish(self) -> None:
         """Write gauges and peaks."""
         self._peak_weights = max(self._peak_weights, self._mapped["weights"])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.counters import Tally
-from engine.device.base import Device, Tag
+from engine.device.base import Device
 from engine.errors import Refused
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.policy import KeyView, Room, Setting, aligned, make
@@ -57,6 +57,8 @@ class Pager:
         name = "lru" if self.fits else policy
         self._policy = make(name, Setting(self._views, steps, self.capacity, self._granule))
         self._base = device.reserve(max(arena, 1) * self._granule)
+        for key in plan.keys:
+            device.host_range(key.index, key.weight.data)
         self._references = [0] * arena
         self._held = 0  # granules with a reference
         self._idle: OrderedDict[int, None] = OrderedDict()  # mapped without one, longest idle first
@@ -90,9 +92,7 @@ class Pager:
             return
         for view in self._views:
             self._map(view)
-            self._device.copy_in(
-                self._base + self._offsets[view.index], self._keys[view.index].weight.data, Tag(view.index)
-            )
+            self._device.copy_in(self._base + self._offsets[view.index], self._keys[view.index].weight.data)
             self._resident[view.index] = view
             self._content += view.nbytes
             self._tally.add("loaded_keys")
@@ -150,7 +150,7 @@ class Pager:
         self._make_room(view, evictable)
         address = self._base + self._offsets[view.index]
         self._map(view)
-        self._device.copy_in(address, key.weight.data, Tag(view.index))
+        self._device.copy_in(address, key.weight.data)
         if decision == "retain":
             self._resident[view.index] = view
             self._content += view.nbytes
@@ -170,7 +170,7 @@ class Pager:
         address = self._slot + self._slot_used
         self._slot_used += aligned(view.nbytes)
         assert self._slot_used <= self._policy.slot_granules * self._granule, "slot sized below its widest step"
-        self._device.copy_in(address, self._keys[view.index].weight.data, Tag(view.index))
+        self._device.copy_in(address, self._keys[view.index].weight.data)
         self._in_slot[view.index] = address
         self._count_bypass(view)
         return address

@@ -17,6 +17,7 @@ import platformdirs
 import pytest
 from numpy.typing import NDArray
 
+from engine.bind import lower
 from engine.config import parse_request
 from engine.counters import Tally
 from engine.decode import Decoder, Emitted
@@ -26,7 +27,6 @@ from engine.errors import ModelFilesError
 from engine.graph import DTYPES, Graph
 from engine.journal import Collected
 from engine.kv import KvCache, bucket
-from engine.lower import lower
 from engine.onnx_load import load
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager
@@ -111,9 +111,10 @@ class Bench:
         positions: int = 128,
         capacity: int | None = None,
         granule: int = TINY_GRANULE,
+        all_logits: bool = False,
     ) -> None:
         self.graph = model if isinstance(model, Graph) else load(model)
-        self.plans: dict[int, Plan] = {r: lower(self.graph, r) for r in sorted({1, *rows})}
+        self.plans: dict[int, Plan] = {r: lower(self.graph, r, all_logits=all_logits) for r in sorted({1, *rows})}
         self.plan = self.plans[1]
         self.device = device if device is not None else SimDevice(granule_bytes=granule)
         self.tally = Tally()
@@ -143,10 +144,15 @@ class Bench:
         return self._read(address, ref.shape[-1], ref.dtype)
 
     def prompt_logits(self, rows: int) -> NDArray[np.float32]:
-        """Logits that a forward pass of `rows` rows left behind."""
+        """Logits of the last row that a forward pass of `rows` rows left behind."""
+        last: NDArray[np.float32] = self.all_logits(rows)[-1]
+        return last
+
+    def all_logits(self, rows: int) -> NDArray[np.float32]:
+        """All rows of logits that a forward pass of `rows` rows left behind: one, unless the plan keeps all."""
         ref = self.plans[rows].logits
         address = self.decoder._workspace + self.plans[rows].buffers[ref.index].offset_bytes + ref.offset_bytes
-        return self._read(address, ref.shape[-1], ref.dtype)
+        return self._read(address, int(np.prod(ref.shape)), ref.dtype).reshape(-1, ref.shape[-1])
 
     def key_address(self, name: str) -> int:
         """Where a key lies in the arena."""

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import run as engine_run
+from engine.bind import lower
 from engine.config import POLICIES
 from engine.device.base import Granule, Tag
 from engine.device.sim import SimDevice
 from engine.errors import DeviceFailure, EngineError, OutOfMemory
-from engine.lower import lower
 from engine.onnx_load import load
 from engine.paging.pager import minimum_budget
 from engine.plan import Plan

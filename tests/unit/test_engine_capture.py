@@ -9,9 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from engine import decode
+from engine.bind import lower
 from engine.capture import CapturePlan, Seam, Segment, cut
 from engine.config import POLICIES
-from engine.lower import lower
 from engine.onnx_load import load
 from engine.plan import Plan, SeamReason
 from tests.unit.engine_rig import Bench, build_tiny, run

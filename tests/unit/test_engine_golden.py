@@ -1,43 +1,39 @@
-"""Graphs as the exporter writes them: logits against its own numbers, and what is not served refused by name."""
+"""Graphs as the exporter writes them: logits against its own numbers, in the graph's precision and in float32."""
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.errors import UnsupportedModel
-from engine.lower import lower
+from engine.bind import lower
+from engine.graph import Graph
 from engine.onnx_load import load
 from tests.unit.engine_rig import Bench
 
-# Largest difference that onnxruntime itself has in the graph's own precision; None: its float32 numbers are the graph's
-# meaning (the -cpu int4 graph lets a runtime round activations to int8, which this engine does not do), or it has none.
+# Largest difference that onnxruntime itself has in the graph's own precision; None: it has no kernel for it. The -cpu
+# graphs let a runtime round activations to int8 or are float32: this engine rounds nothing there.
 OWN: dict[str, float | None] = {
-    "llama-fp32-cpu": None,
-    "llama-int4-cpu": None,
+    "llama-fp32-cpu": 0.0,
+    "llama-int4-cpu": 0.1079,
     "llama-bf16-cuda": None,
     "llama-int4-cuda": 0.0065,
     "llama-int4-asym-cuda": 0.0072,
     "llama-tied-int4-cuda": 0.0189,
     "qwen2-int4-cuda": 0.0064,
+    "qwen3-int4-cuda": None,
+    "qwen3-int4-nofuseqk-cuda": 0.0238,
     "phi3-int4-cuda": 0.0069,
+    "phi-int4-cpu": 0.0610,
+    "gemma2-int4-cpu": 0.1328,
+    "qwen35-int4-cuda": 0.0345,
+    "qwen35moe-int4raw-cuda": 0.0438,
 }
-REFUSED = {
-    "qwen3-int4-cuda": {"ai.onnx::Split"},
-    "qwen3-int4-nofuseqk-cuda": {"ai.onnx::Split"},
-    "phi-int4-cpu": {"ai.onnx::LayerNormalization", "ai.onnx::Gelu", "com.microsoft::SkipLayerNormalization"},
-    "gemma2-int4-cpu": {"ai.onnx::Gelu", "ai.onnx::Div", "ai.onnx::Tanh"},
-    "qwen35-int4-cuda": {
-        *(f"ai.onnx::{n}" for n in ("Transpose", "Split", "LpNormalization")),
-        *(f"com.microsoft::{n}" for n in ("CausalConvWithState", "LinearAttentionGate", "LinearAttention")),
-        *(f"com.microsoft::{n}" for n in ("GatedRMSNorm", "MRotaryEmbedding")),
-    },
-}
-REFUSED["qwen35moe-int4raw-cuda"] = REFUSED["qwen35-int4-cuda"] | {"com.microsoft::QMoE", "com.microsoft::GatedAdd"}
+EXPERTS = ("qwen35moe-int4raw-cuda",)
+FORMS = ("own", "float32")
 Logits = NDArray[np.float32]
 
 
@@ -50,69 +46,86 @@ def samples(checkout: Path) -> Path:
     return folder
 
 
-def tolerance(name: str, golden: Logits) -> float:
-    """How far a logit may be off: in float32 2e-4 of the largest, in the graph's precision about twice a runtime's."""
-    scale = float(np.abs(golden).max())
-    own = OWN[name]
-    if name.endswith("bf16-cuda"):
-        return 0.02 * scale
-    return 2e-4 * scale if own is None else max(2 * own, 2e-4 * scale)
+def tolerance(name: str, form: str, golden: Logits) -> float:
+    """How far a logit may be off: in float32 2e-4 of the largest, in the graph's precision twice a runtime's."""
+    scale, own = float(np.abs(golden).max()), OWN[name]
+    if form == "float32" or name.endswith("-cpu"):
+        return 2e-4 * scale
+    return 0.02 * scale if own is None else max(2 * own, 2e-4 * scale)
+
+
+def check(name: str, form: str, found: Logits, golden: Logits) -> None:
+    """Every row within the tolerance; with experts three rows in four, as a near tie between two moves a whole row."""
+    assert found.shape == golden.shape
+    off = np.abs(found - golden).max(axis=1)
+    near = float((off <= tolerance(name, form, golden)).mean())  # not a number is not near
+    assert near >= (0.75 if name in EXPERTS else 1.0), off
+
+
+def sample(samples: Path, name: str, form: str) -> Graph:
+    """A model in its own precision, or with its cache in float32, where no half type is left to round to."""
+    graph = load(samples / name)
+    if form == "own":
+        return graph
+    past = {n: v for n, v in graph.inputs.items() if n.startswith("past") and v.dtype in ("float16", "bfloat16")}
+    wide = {n: dataclasses.replace(v, dtype="float32") for n, v in past.items()}
+    return dataclasses.replace(graph, inputs={**graph.inputs, **wide})
 
 
 def forced(bench: Bench, prompt: list[int], following: list[int], chunk: int) -> Logits:
-    """Logits after the prompt, then after each forced id."""
+    """Logits of every row of the last chunk that the bench keeps, then after each forced id."""
     bench.prefill(prompt, chunk)
     last = len(prompt) % chunk or min(chunk, len(prompt))
-    rows = [bench.prompt_logits(last)]
+    rows = [bench.all_logits(last)]
     for token in following:
         bench.force(token)
-        rows.append(bench.logits())
-    return np.stack(rows)
+        rows.append(bench.logits()[None])
+    return np.concatenate(rows)
 
 
 def test_the_samples_are_all_listed(samples: Path) -> None:
-    assert {p.name for p in samples.iterdir() if p.is_dir()} == OWN.keys() | REFUSED.keys()
+    assert {p.name for p in samples.iterdir() if p.is_dir()} == OWN.keys()
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OWN)
-def test_forced_logits_after_a_prompt_in_one_call(samples: Path, name: str) -> None:
+def test_every_row_of_a_prompt_in_one_call_and_of_forced_ids(samples: Path, name: str, form: str) -> None:
     golden = np.load(samples / name / "golden.npz")
     prompt, following = golden["prompt_ids"].tolist(), golden["forced_ids"].tolist()
-    bench = Bench(samples / name, rows=(len(prompt),), budget=None)
-    found = forced(bench, prompt, following, len(prompt))
-    expected = golden["logits"][len(prompt) - 1 :]
-    assert np.abs(found - expected).max() <= tolerance(name, golden["logits"])
+    bench = Bench(sample(samples, name, form), rows=(len(prompt),), all_logits=True)
+    check(name, form, forced(bench, prompt, following, len(prompt)), golden["logits"])
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_logits_of_every_prompt_row_come_one_at_a_time(samples: Path, name: str) -> None:
+def test_every_row_of_a_prompt_one_at_a_time(samples: Path, name: str) -> None:
     golden = np.load(samples / name / "golden.npz")
     prompt = golden["prompt_ids"].tolist()
-    bench = Bench(samples / name)
-    found = forced(bench, prompt[:1], prompt[1:], 1)
-    assert np.abs(found - golden["logits"][: len(prompt)]).max() <= tolerance(name, golden["logits"])
+    found = forced(Bench(samples / name), prompt[:1], prompt[1:], 1)
+    check(name, "own", found, golden["logits"][: len(prompt)])
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OWN)
-def test_a_prompt_longer_than_every_window(samples: Path, name: str) -> None:
+def test_a_prompt_longer_than_every_window(samples: Path, name: str, form: str) -> None:
     golden = np.load(samples / name / "golden.npz")
     prompt, following = golden["long_prompt_ids"].tolist(), golden["long_forced_ids"].tolist()
-    bench = Bench(samples / name, rows=(len(prompt),))
-    found = forced(bench, prompt, following, len(prompt))
-    assert np.abs(found - golden["long_logits"]).max() <= tolerance(name, golden["long_logits"])
+    bench = Bench(sample(samples, name, form), rows=(len(prompt),))
+    check(name, form, forced(bench, prompt, following, len(prompt)), golden["long_logits"])
 
 
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", OWN)
-def test_free_running_ids_up_to_the_first_small_gap(samples: Path, name: str) -> None:
+def test_free_running_ids_up_to_the_first_small_gap(samples: Path, name: str, form: str) -> None:
     golden = np.load(samples / name / "golden.npz")
-    prompt, limit = golden["prompt_ids"].tolist(), 3 * tolerance(name, golden["logits"])
+    prompt, limit = golden["prompt_ids"].tolist(), tolerance(name, form, golden["logits"])
     small = np.flatnonzero(golden["greedy_gap"] < limit)
     clear = int(small[0]) if small.size else len(golden["greedy_ids"])
-    bench = Bench(samples / name, rows=(len(prompt),))
+    assert clear > 0, "a first gap below the tolerance would leave nothing to compare"
+    bench = Bench(sample(samples, name, form), rows=(len(prompt),))
     emitted = [bench.prefill(prompt)] + [bench.decoder.step() for _ in range(clear - 1)]
-    assert [e.token for e in emitted][:clear] == golden["greedy_ids"][:clear].tolist()
-    gaps = np.array([e.gap for e in emitted][:clear])
-    assert np.abs(gaps - golden["greedy_gap"][:clear]).max(initial=0) <= 2 * tolerance(name, golden["logits"])
+    assert [e.token for e in emitted] == golden["greedy_ids"][:clear].tolist()
+    gaps = np.array([e.gap for e in emitted])
+    assert np.abs(gaps - golden["greedy_gap"][:clear]).max() <= 2 * limit
 
 
 @pytest.mark.parametrize("name", OWN)
@@ -136,13 +149,3 @@ def test_tied_weights_are_one_key_and_the_gather_reads_them_in_place(samples: Pa
     row_bytes = 128 // 2 + 128 // 32 * 2
     assert gathered.gather_bytes == plan.gather_bytes == row_bytes
     assert lower(load(samples / "llama-tied-int4-cuda"), 7).gather_bytes == 7 * row_bytes
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_served_is_refused_by_name_all_at_once(samples: Path, name: str) -> None:
-    with pytest.raises(UnsupportedModel) as caught:
-        lower(load(samples / name), 1)
-    named = {match[1] for r in caught.value.reasons if (match := re.search(r"\(([\w.]+::\w+)\): operator is not", r))}
-    assert named == REFUSED[name]
-    assert len(caught.value.reasons) >= len(named)
-    assert sorted(named)[0].split("::")[0] in caught.value.message and caught.value.remedy

@@ -205,10 +205,10 @@ def test_element_wise() -> None:
         ("add", np.array([1, 2, 3, 4, 5], np.float32), x + np.arange(1, 6)),
     ):
         y = np.zeros_like(x)
-        launch(name, {"x": x, "y": y} | ({} if other is None else {"other": other}))
+        launch(name, {"a": x, "y": y} | ({} if other is None else {"b": other}))
         np.testing.assert_allclose(y, expected, rtol=1e-6, atol=1e-30)
     half = np.zeros(x.shape, np.float16)
-    launch("cast", {"x": x * np.float32(1.0001), "y": half})
+    launch("cast", {"a": x * np.float32(1.0001), "y": half})
     np.testing.assert_array_equal(half, (x * np.float32(1.0001)).astype(np.float16))
 
 
@@ -221,7 +221,7 @@ def test_gathered_rows_of_a_quantised_table(bits: int) -> None:
     ids = np.array([[6, 0, 6]])
     y = np.zeros((1, 3, width), np.float16)
     arrays = {"ids": ids, "table": pack(codes, bits, 0), "scales": scales, "y": y}
-    launch("gather_block_quantized", arrays, rows=rows, width=width, bits=bits, block=block)
+    launch("gather_block_quantized", arrays, rows=rows, width=width, bits=bits, block=block, packed=True)
     for r, row in enumerate(ids[0]):
         for c in range(width):
             exact = (float(codes[row, c]) - (1 << (bits - 1))) * float(scales[row, c // block])
@@ -317,6 +317,7 @@ def test_grouped_query_attention(case: dict[str, Any]) -> None:
         "softcap": case["softcap"],
         "window": case["window"],
         "interleaved": case["interleaved"],
+        "long_above": None,
     }
     launch("gqa", arrays, **p)
     tolerance = 2e-6 if case["dtype"] == "float32" else 4e-3
@@ -369,6 +370,7 @@ def test_rows_do_not_feel_each_other(rows: int, past: int, seed: int) -> None:
         "softcap": 0.0,
         "window": -1,
         "interleaved": False,
+        "long_above": None,
     }
     query = random.normal(size=(1, rows, (heads + 4) * d)).astype(np.float32)
     history = random.normal(size=(2, total, 2, d)).astype(np.float32)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.bind import lower
 from engine.errors import EngineError, ModelFilesError, UnsupportedModel
-from engine.lower import lower
 from engine.onnx_load import LFS_MARK, load
 from tests.unit.engine_rig import build_tiny, edited, initializer, node, reconfigured, run, set_entry
 
@@ -250,13 +250,18 @@ def test_inline_weights_load_as_external_ones_do(tiny: Path, tmp_path: Path) -> 
 
 def test_element_types_that_are_not_served_are_listed_all_at_once(tiny: Path, tmp_path: Path) -> None:
     def edit(model: onnx.ModelProto) -> None:
-        for name, kind in (("a", onnx.TensorProto.INT4), ("b", onnx.TensorProto.DOUBLE), ("c", 99)):
+        for name, kind in (("a", onnx.TensorProto.FLOAT8E8M0), ("b", onnx.TensorProto.STRING), ("c", 99)):
             model.graph.initializer.append(onnx.TensorProto(name=name, data_type=kind, dims=[0]))
+            repeated = onnx.helper.make_tensor_value_info(name, kind, [0])  # as an input, which it is not
+            model.graph.input.append(repeated)
+        node(model, "layers.1/mlp/act_fn/Sigmoid").op_type = "NonZero"
+        node(model, "layers.0/mlp/gate_proj/MatMul_Q4").input[2] = "a"
 
     error = refusal(edited(tiny, tmp_path / "m", edit), UnsupportedModel)
     assert isinstance(error, UnsupportedModel)
-    assert [r.split(":")[0] for r in error.reasons] == ["initialiser a", "initialiser b", "initialiser c"]
-    assert "INT4" in error.reasons[0] and "DOUBLE" in error.reasons[1] and "99" in error.reasons[2]
+    assert "ai.onnx::NonZero" in error.reasons[0], "nodes and initialisers together"
+    assert [r.split(":")[0] for r in error.reasons[1:]] == ["initialiser a", "initialiser b", "initialiser c"]
+    assert "FLOAT8E8M0" in error.reasons[1] and "STRING" in error.reasons[2] and "99" in error.reasons[3]
 
 
 @pytest.mark.parametrize("name", ["model.onnx", "model.onnx.data", "genai_config.json"])

@@ -12,11 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.bind import lower
 from engine.errors import UnsupportedModel
-from engine.lower import _place, lower
+from engine.lower import _place
 from engine.onnx_load import load
-from engine.plan import Operand, Ref, Step
-from tests.unit.engine_rig import build_tiny, edited, initializer, node, reconfigured, run, set_attribute
+from engine.plan import Access, Operand, Ref, Step
+from tests.unit.engine_rig import (
+    TINY_PROMPT,
+    Bench,
+    build_tiny,
+    edited,
+    initializer,
+    node,
+    reconfigured,
+    run,
+    set_attribute,
+)
 
 GQA = "layers.0/attn/GroupQueryAttention"
 GATE = "layers.0/mlp/gate_proj/MatMul_Q4"
@@ -38,14 +49,14 @@ def refusal(folder: Path) -> UnsupportedModel:
 
 def test_unknown_operators_are_all_named_with_their_nodes(tiny: Path, tmp_path: Path) -> None:
     def edit(model: onnx.ModelProto) -> None:
-        node(model, "layers.0/mlp/act_fn/Sigmoid").op_type = "Gelu"
-        node(model, "layers.1/mlp/act_fn/Sigmoid").op_type = "Erf"
+        node(model, "layers.0/mlp/act_fn/Sigmoid").op_type = "Unique"
+        node(model, "layers.1/mlp/act_fn/Sigmoid").op_type = "NonZero"
         unknown = node(model, "layers.1/mlp/Mul")
         unknown.domain, unknown.name = "org.example", ""
 
     error = refusal(edited(tiny, tmp_path / "m", edit))
     assert [r.rsplit(": ", 1)[1] for r in error.reasons] == ["operator is not served"] * 3
-    for part in ("/model/layers.0/mlp/act_fn/Sigmoid (ai.onnx::Gelu)", "ai.onnx::Erf", "org.example::Mul"):
+    for part in ("/model/layers.0/mlp/act_fn/Sigmoid (ai.onnx::Unique)", "ai.onnx::NonZero", "org.example::Mul"):
         assert any(part in reason for reason in error.reasons)
         assert part in error.message
 
@@ -80,7 +91,7 @@ def test_one_refused_node_is_one_reason_and_two_are_two(tiny: Path, tmp_path: Pa
         (GQA, "kv_cache_bit_width", 8, "kv_cache_bit_width = 8"),
         (GQA, "k_quant_type", "PER_TENSOR", "k_quant_type = PER_TENSOR"),
         (GQA, "v_quant_type", "PER_CHANNEL", "v_quant_type = PER_CHANNEL"),
-        (GQA, "sliding_window_cache", 1, "sliding_window_cache = 1"),
+        (GQA, "sliding_window_cache", 1, "sliding_window_cache = 1 without a window"),
         (GQA, "num_heads", None, "num_heads is None"),
         (GQA, "num_heads", 0, "num_heads is 0"),
         (GQA, "num_heads", 5, "does not fit 5 heads"),
@@ -104,6 +115,7 @@ def test_one_refused_node_is_one_reason_and_two_are_two(tiny: Path, tmp_path: Pa
         ("layers.0/input_layernorm/LayerNorm", "epsilon", "tiny", "epsilon is 'tiny'"),
         ("Sub/Cast", "to", None, "to is None"),
         ("Sub/Cast", "to", 9, "cast to type 9"),
+        ("Sub/Cast", "to", 14, "cast to type 14"),
         ("embed_tokens/Gather", "axis", 1, "rows of a table"),
         ("ReduceSum", "keepdims", 1, None),
     ],
@@ -138,7 +150,8 @@ def wire(where: str, index: int, name: str) -> Callable[[onnx.ModelProto], None]
         (GQA, 3, "past_key_values.0.value", "one layer's cached"),
         (GQA, 5, "attention_mask", "sequence lengths"),
         (GQA, 9, "input_ids", "position ids"),
-        (GQA, 14, "model.layers.0.input_layernorm.weight", "Q/K norm"),
+        (GQA, 12, "model.layers.0.input_layernorm.weight", "scales beside a cache of float32"),
+        (GQA, 14, "model.layers.0.input_layernorm.weight", "q_norm float32[128] is not [32]"),
         (GQA, 8, "model.embed_tokens.weight", "rotary tables"),
         (GATE, 1, "lm_head.MatMul.weight_Q4", "codes"),
         (GATE, 2, "cos_cache", "scales"),
@@ -148,7 +161,7 @@ def wire(where: str, index: int, name: str) -> Callable[[onnx.ModelProto], None]
         (GATE, 0, "nowhere", "'nowhere' is produced by nothing"),
         (GATE, 0, "", "produced by nothing"),
         ("embed_tokens/Gather", 0, "cos_cache", "256 rows for a vocabulary of 512"),
-        ("embed_tokens/Gather", 1, "attention_mask", "by the token ids"),
+        ("embed_tokens/Gather", 1, "attention_mask", "('attention_mask') is Mask, not a tensor"),
         ("layers.0/post_attention_layernorm/SkipLayerNorm", 3, "cos_cache", "bias"),
         ("layers.0/post_attention_layernorm/SkipLayerNorm", 2, "cos_cache", "gamma"),
     ],
@@ -205,16 +218,50 @@ def test_more_logits_than_the_vocabulary_has_are_refused(tiny: Path, tmp_path: P
     assert "512 logits for a vocabulary of 511" in error.message
 
 
-@pytest.mark.parametrize("kind", ["int8", "float64"])
-def test_field_54_a_cache_of_another_type_is_refused(tiny: Path, tmp_path: Path, kind: str) -> None:
-    types = {"int8": onnx.TensorProto.INT8, "float64": onnx.TensorProto.DOUBLE}
+def retyped(*kinds: int) -> Callable[[onnx.ModelProto], None]:
+    """An edit that gives the caches these element types, turn by turn."""
 
     def edit(model: onnx.ModelProto) -> None:
-        for value in model.graph.input:
-            if value.name.startswith("past"):
-                value.type.tensor_type.elem_type = types[kind]
+        past = [value for value in model.graph.input if value.name.startswith("past")]
+        for i, value in enumerate(past):
+            value.type.tensor_type.elem_type = kinds[i % len(kinds)]
 
-    assert "KV cache of type" in refusal(edited(tiny, tmp_path / "m", edit)).message
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("kinds", "says"),
+    [
+        ((onnx.TensorProto.DOUBLE,), "KV cache of type float64"),
+        ((onnx.TensorProto.UINT8,), "KV cache of type uint8"),
+        ((onnx.TensorProto.FLOAT8E4M3FN,), "KV cache of type FLOAT8E4M3FN"),
+        ((onnx.TensorProto.FLOAT, onnx.TensorProto.INT8), "KV cache of type float32, int8"),
+    ],
+)
+def test_field_54_a_cache_of_another_type_is_refused(
+    tiny: Path, tmp_path: Path, kinds: tuple[int, ...], says: str
+) -> None:
+    error = refusal(edited(tiny, tmp_path / "m", retyped(*kinds)))
+    assert error.reasons == (f"{says} is not served: export with a float or int8 KV cache",)
+
+
+def test_field_54_an_int8_cache_without_scales_is_refused(tiny: Path, tmp_path: Path) -> None:
+    error = refusal(edited(tiny, tmp_path / "m", retyped(onnx.TensorProto.INT8)))
+    assert "GroupQueryAttention" in error.message and "quantised as ['NONE', 'NONE']" in error.message
+
+
+def test_a_cache_of_the_window_alone_is_served_by_one_that_grows(tiny: Path, tmp_path: Path) -> None:
+    def windowed(cache: int | None) -> Callable[[onnx.ModelProto], None]:
+        def edit(model: onnx.ModelProto) -> None:
+            for n in model.graph.node:
+                if n.op_type == "GroupQueryAttention":
+                    set_attribute(n, "local_window_size", 3)
+                    set_attribute(n, "sliding_window_cache", cache)
+
+        return edit
+
+    kept, grown = (run(edited(tiny, tmp_path / f"m{c}", windowed(c))).streams for c in (1, None))
+    assert kept == grown != run(tiny).streams
 
 
 def test_field_52_layers_with_a_gap_are_refused(tiny: Path, tmp_path: Path) -> None:
@@ -273,16 +320,20 @@ SIZES = st.lists(st.integers(1, 3000), min_size=1, max_size=12)
 @settings(max_examples=150, deadline=None)
 @given(sizes=SIZES, data=st.data())
 def test_buffers_that_live_at_once_never_share_bytes(sizes: list[int], data: st.DataObject) -> None:
-    """Against the plain rule: two buffers whose first and last steps overlap lie apart, and inside the workspace."""
+    """Against the plain rule: two buffers whose lives overlap lie apart, and inside the workspace."""
     steps = []
     lives: dict[int, tuple[int, int]] = {}
     for index in range(data.draw(st.integers(1, 15))):
         used = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=4))
-        operands = tuple(Operand(str(b), Ref("buffer", b, "uint8", (sizes[b],))) for b in used)
+        how: dict[int, Access] = {b: data.draw(st.sampled_from(["r", "w", "rw"])) for b in used}
+        operands = tuple(Operand(str(b), Ref("buffer", b, "uint8", (sizes[b],)), how[b]) for b in used)
         steps.append(Step(index, f"n{index}", "op", "k", operands, {}))
-        for b in used:
-            lives[b] = (lives.get(b, (index, index))[0], index)
-    buffers, total = _place([(str(i), n) for i, n in enumerate(sizes)], steps)
+        for b in used:  # what is read before a step wrote it is an input, there from the start
+            lives[b] = (lives[b][0] if b in lives else index if how[b] == "w" else 0, index)
+    kept = data.draw(st.sets(st.integers(0, len(sizes) - 1), max_size=2))
+    for b in kept:
+        lives[b] = (lives[b][0] if b in lives else 0, len(steps))
+    buffers, total = _place([(str(i), n) for i, n in enumerate(sizes)], steps, kept)
     for buffer in buffers:
         assert buffer.offset_bytes % 256 == 0 and buffer.offset_bytes + buffer.nbytes <= total
     for one in lives:
@@ -341,6 +392,36 @@ def test_a_head_that_is_cast_still_costs_one_row(tiny: Path, tmp_path: Path) -> 
     assert plan.logits.shape == (1, 1, 512)
     assert next(s for s in plan.steps if s.node == "/lm_head/MatMul_Q4").operands[0].ref.shape == (1, 1, 128)
     assert [ids for ids, _ in run(folder).streams] == [ids for ids, _ in run(tiny).streams]
+
+
+def test_a_head_with_a_bias_costs_one_row_and_a_bias_a_row_is_added_to_its_own(tiny: Path, tmp_path: Path) -> None:
+    """What is added may be one for all rows, or an activation of all rows: the last row stays what it is."""
+    bias = np.linspace(-2, 2, 512, dtype=np.float32)
+
+    def edit(model: onnx.ModelProto) -> None:
+        node(model, "lm_head/MatMul_Q4").output[0] = "plain"
+        model.graph.initializer.append(onnx.numpy_helper.from_array(bias, "bias"))
+        model.graph.node.append(onnx.helper.make_node("Add", ["plain", "bias"], ["logits"], name="biased"))
+
+    def by_row(model: onnx.ModelProto) -> None:
+        edit(model)
+        head = node(model, "lm_head/MatMul_Q4")
+        again = onnx.NodeProto()
+        again.CopyFrom(head)
+        again.name, again.output[0] = "twin", "other"
+        model.graph.node.insert(len(model.graph.node) - 1, again)
+        model.graph.node[-1].input[1] = "other"
+
+    folder = edited(tiny, tmp_path / "m", edit)
+    plan = lower(load(folder), 5)
+    assert plan.logits.shape == (1, 1, 512)
+    assert next(s for s in plan.steps if s.node == "/lm_head/MatMul_Q4").operands[0].ref.shape == (1, 1, 128)
+    benches = [Bench(m, rows=(4,)) for m in (tiny, folder, edited(tiny, tmp_path / "n", by_row))]
+    for bench in benches:
+        bench.prefill(TINY_PROMPT)
+    plain, biased, twice = (bench.prompt_logits(4) for bench in benches)
+    np.testing.assert_array_equal(biased, plain + bias)
+    np.testing.assert_array_equal(twice, plain + plain)
 
 
 def test_logits_that_another_node_reads_keep_all_rows(tiny: Path, tmp_path: Path) -> None:

@@ -39,7 +39,8 @@ def plan_of(sizes: Sequence[int], steps: Sequence[Sequence[int]]) -> Plan:
         )
         for i, read in enumerate(steps)
     )
-    return Plan(1, made, keys, (), (), 0, KvGeometry(1, 1, 8, "float32", 32), Ref("buffer", 0, "float32", (1,)))
+    kv, logits = KvGeometry(1, 1, 8, "float32", 32), Ref("buffer", 0, "float32", (1,))
+    return Plan(1, made, keys, (), (), (), 0, kv, (), logits)
 
 
 class Rig:

@@ -1,0 +1,146 @@
+"""A decoder's plan: bind its inputs (ids, mask, positions, caches, states), lower its nodes, close with argmax."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from engine.errors import UnsupportedModel
+from engine.graph import DTYPES, Graph, Node, Value
+from engine.lower import Lowering, walk
+from engine.plan import KvGeometry, Operand, Plan, Ref, StateSpec
+from engine.values import Ids, LoweredValue, Mask, Past, Positions, State, Tensor
+
+
+def lower(graph: Graph, rows: int, *, all_logits: bool = False) -> Plan:
+    """Plan of one forward pass of `rows` tokens (1 for decode); logits of the last row, or of all rows.
+
+    Raises UnsupportedModel with every reason at once, by node and op.
+    """
+    info = graph.info
+    unbound = dict(graph.unserved)
+    layers = _layers(graph)
+    kv = _kv_geometry(graph, layers, unbound)
+    states = _states(graph, unbound)
+    values: dict[str, LoweredValue] = {info.input_ids: Ids(), info.attention_mask: Mask()}
+    for slot, layer in enumerate(layers if kv is not None else []):
+        values[info.past_key % layer] = Past(slot, "key")
+        values[info.past_value % layer] = Past(slot, "value")
+    for index, spec in enumerate(states):
+        values[spec.name] = State(index, spec.shape)
+    if info.position_ids in graph.inputs:
+        rank = len(graph.inputs[info.position_ids].shape)
+        values[info.position_ids] = Positions((1, rows) if rank == 2 else (3, 1, rows))
+    for name in sorted(set(graph.inputs) - set(values) - set(unbound)):
+        unbound[name] = f"graph input {name!r} is not served: export a plain text decoder"
+    b = Lowering(graph.weights, values, frozenset({info.logits}), rows)
+    b.info, b.kv, b.states, b.logit_chain = info, kv, states, frozenset() if all_logits else _logit_chain(graph)
+    walk(b, graph.nodes, unbound=unbound)
+    _check_present(b, graph, layers, states)
+    return _finish(b, graph)
+
+
+def _finish(b: Lowering, graph: Graph) -> Plan:
+    info = graph.info
+    logits = b.value(info.logits) if info.logits in graph.outputs else None
+    if not isinstance(logits, Tensor):
+        raise UnsupportedModel(
+            f"output {info.logits!r} is produced by nothing that is served", "check genai_config.json"
+        )
+    if logits.shape[-1] > info.vocabulary:
+        raise UnsupportedModel(
+            f"output {info.logits!r} has {logits.shape[-1]} logits for a vocabulary of {info.vocabulary}",
+            "check vocab_size in genai_config.json",
+        )
+    ids = Ref("control", -1, "int64", (1,), "ids")
+    gap = Ref("control", -1, "float32", (1,), "gap")
+    length = Ref("control", -1, "int64", (1,), "length")
+    tail = Node("argmax", "ArgMax", "assay", (), (), {})
+    b.emit(tail, "argmax", (Operand("logits", logits.ref), Operand("ids", ids, "w"), Operand("gap", gap, "w")), {})
+    advance = Node("advance", "Advance", "assay", (), (), {})
+    b.emit(advance, "advance", (Operand("length", length, "rw"),), {"rows": b.rows})
+    p = b.close()
+    assert b.kv is not None
+    return Plan(b.rows, p.steps, p.keys, p.constants, p.hosts, p.buffers, p.workspace_bytes, b.kv, b.states, logits.ref)
+
+
+def _numbered(pattern: str, names: Mapping[str, Value]) -> list[int]:
+    """Layer numbers of the names that fit a pattern with %d, in numeric order; layers may be absent."""
+    if "%d" not in pattern:
+        return []
+    shape = re.compile(re.escape(pattern).replace("%d", r"(\d+)"))
+    return sorted(int(m.group(1)) for m in map(shape.fullmatch, names) if m)
+
+
+def _layers(graph: Graph) -> list[int]:
+    """Layers that have cached keys and values. Every layer has those or states: else names or counts do not pair up."""
+    info = graph.info
+    keys, values = _numbered(info.past_key, graph.inputs), _numbered(info.past_value, graph.inputs)
+    of_states = {layer for pattern, _ in info.states for layer in _numbered(pattern, graph.inputs)}
+    if not keys or keys != values or of_states.union(keys) != set(range(info.layers)):
+        raise UnsupportedModel(
+            f"cached keys {info.past_key!r} are of layers {keys}, cached values {info.past_value!r} of {values}, "
+            f"states of {sorted(of_states)}, and num_hidden_layers is {info.layers}",
+            "check the names and the count in genai_config.json",
+        )
+    return keys
+
+
+def _kv_geometry(graph: Graph, layers: list[int], unbound: dict[str, str]) -> KvGeometry | None:
+    """The cache's geometry; where its type is not served, the reason among `unbound`."""
+    info = graph.info
+    names = [p % layer for layer in layers for p in (info.past_key, info.past_value)]
+    dtypes = {graph.inputs[name].dtype for name in names}
+    if len(dtypes) != 1 or not dtypes <= {"float32", "float16", "bfloat16", "int8"}:
+        shown = f"KV cache of type {', '.join(sorted(dtypes))} is not served: export with a float or int8 KV cache"
+        unbound.update(dict.fromkeys(names, shown))
+        return None
+    dtype = dtypes.pop()
+    token_bytes = info.kv_heads * info.head_size * DTYPES[dtype].itemsize
+    return KvGeometry(len(layers), info.kv_heads, info.head_size, dtype, token_bytes)
+
+
+def _states(graph: Graph, unbound: dict[str, str]) -> tuple[StateSpec, ...]:
+    """Convolution and recurrent states, in the order of the config's patterns and of layers."""
+    made: list[StateSpec] = []
+    for pattern, present in graph.info.states:
+        for layer in _numbered(pattern, graph.inputs):
+            value = graph.inputs[pattern % layer]
+            shape = (1, *(d for d in value.shape[1:] if isinstance(d, int)))
+            if len(shape) != len(value.shape):
+                unbound[value.name] = f"state {value.name!r} of shape {list(value.shape)} is not served"
+                continue
+            made.append(StateSpec(value.name, present % layer, shape))
+    return tuple(made)
+
+
+def _check_present(b: Lowering, graph: Graph, layers: list[int], states: tuple[StateSpec, ...]) -> None:
+    """Each cache and state must come out under the name that the config pairs with it; anything else would mispair."""
+    info = graph.info
+    expected: dict[str, LoweredValue] = {s.present: State(i, s.shape) for i, s in enumerate(states)}
+    for slot, layer in enumerate(layers):
+        expected[info.present_key % layer] = Past(slot, "key")
+        expected[info.present_value % layer] = Past(slot, "value")
+    wrong = [n for n, v in expected.items() if n not in graph.outputs or b.peek(n) != v]
+    if wrong:
+        raise UnsupportedModel(
+            f"outputs do not carry on their cache or state: {', '.join(wrong[:4])}", "check names in genai_config.json"
+        )
+
+
+def _logit_chain(graph: Graph) -> frozenset[str]:
+    """Names from which the logits follow row by row, element-wise, and which nothing else uses."""
+    producers = {o: n for n in graph.nodes for o in n.outputs if o}
+    uses: dict[str, int] = {}
+    for node in graph.nodes:
+        for name in node.inputs:
+            uses[name] = uses.get(name, 0) + 1
+    chain = {graph.info.logits}
+    here = graph.info.logits
+    while here in producers and producers[here].op in _ROW_WISE and uses.get(producers[here].input(0), 0) == 1:
+        here = producers[here].input(0)
+        chain.add(here)
+    return frozenset(chain)
+
+
+_ROW_WISE = frozenset({"Cast", "Add", "Div", "Tanh", "Mul"})

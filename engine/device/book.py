@@ -1,0 +1,367 @@
+"""What a device on the host keeps: addresses, granules, tagged spans, recordings, counters and the modelled clock.
+
+What the bytes are is for the device on top to say: real ones (`sim`), or none at all (`plan_only`).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.counters import Tally
+from engine.device.base import H200, Granule, Launch, Placed, Profile, Recorded, Tag
+from engine.device.spans import Spans
+from engine.errors import DeviceFailure
+from engine.graph import stored_bytes
+
+POISON = 0xFF
+DEFAULT_GRANULE_BYTES = 2 << 20
+_FIRST_ADDRESS = 1 << 44
+
+
+@dataclass(slots=True)
+class Region:
+    """A stretch of addresses: plain memory (`granules` None) or a reservation with one slot a granule."""
+
+    address: int
+    nbytes: int
+    what: str
+    granules: list[Granule | None] | None
+    spans: Spans = field(default_factory=Spans)
+
+    @property
+    def end(self) -> int:
+        """The first address behind it."""
+        return self.address + self.nbytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostGraph:
+    """A recording: launches with the addresses they had."""
+
+    launches: tuple[Launch, ...]
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return len(self.launches)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRead:
+    """A key that a launch reads: where it should stand whole."""
+
+    region: Region
+    start: int
+    end: int
+    key: int
+    operand: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What a launch reads that may not be there: keys, and caches as far as they are filled."""
+
+    keys: tuple[KeyRead, ...]
+    key_bytes: int
+    caches: tuple[Placed, ...]
+    row_bytes: int
+    """Bytes of one position of a cache."""
+    rows: int
+    """Positions that the launch adds."""
+    length: Placed | None
+    """Where the count of cached positions stands."""
+
+
+Bound = TypeVar("Bound")
+
+
+class BookedDevice(ABC, Generic[Bound]):
+    """A device on the host without its bytes; implements every verb of `Device` on hooks that hold them."""
+
+    kind: str
+    driver: str
+    name: str
+
+    def __init__(self, uuid: str, granule_bytes: int | None, profile: Profile = H200) -> None:
+        self.uuid = uuid
+        self.granule_bytes = granule_bytes or DEFAULT_GRANULE_BYTES
+        self.profile = profile
+        self.tally = Tally()
+        self._regions: dict[int, Region] = {}
+        self._addresses: list[int] = []  # of regions, ascending: new ones always come last
+        self._next_address = _FIRST_ADDRESS
+        self._serials = count()
+        self._live: set[Granule] = set()  # created and not given back
+        self._mapped: set[Granule] = set()
+        self._ranges: dict[tuple[int, int], int] = {}  # address and size of host bytes -> key
+        self._recording: list[Launch] | None = None
+        self._bound: dict[Launch, tuple[Reads, Bound]] = {}
+
+    # -- what the device on top says of bytes
+
+    @abstractmethod
+    def _begin(self, region: Region) -> None:
+        """A region came to be."""
+
+    @abstractmethod
+    def _end(self, region: Region) -> None:
+        """A region is gone."""
+
+    @abstractmethod
+    def _put(self, region: Region, offset: int, source: NDArray[np.uint8]) -> None:
+        """Bytes go in."""
+
+    @abstractmethod
+    def _get(self, region: Region, offset: int, nbytes: int) -> bytes:
+        """Bytes come out."""
+
+    @abstractmethod
+    def _set(self, region: Region, offset: int, nbytes: int, byte: int) -> None:
+        """Bytes are all made `byte`."""
+
+    @abstractmethod
+    def _resolve(self, launch: Launch) -> Bound:
+        """What is worked out once for a launch."""
+
+    @abstractmethod
+    def _compute(self, launch: Launch, bound: Bound, reads: Reads, tags: tuple[Tag | None, ...]) -> None:
+        """Run a launch; `tags` says what stands whole where each of its keys should, None where nothing does."""
+
+    # -- addresses and granules
+
+    def reserve(self, nbytes: int) -> int:
+        """Reserve addresses for whole granules."""
+        granules = -(-nbytes // self.granule_bytes)
+        return self._region(granules * self.granule_bytes, "reservation", [None] * granules).address
+
+    def unreserve(self, address: int) -> None:
+        """Give a reservation back."""
+        region = self._regions.get(address)
+        if region is None or region.granules is None:
+            raise DeviceFailure(f"no reservation starts at {address:#x}")
+        if any(g is not None for g in region.granules):
+            raise DeviceFailure(f"reservation at {address:#x} still has mapped granules")
+        self._forget(region)
+
+    def create(self) -> Granule:
+        """A physical granule."""
+        self.tally.add("vmm_calls")
+        granule = Granule(next(self._serials))
+        self._live.add(granule)
+        return granule
+
+    def destroy(self, granule: Granule) -> None:
+        """Give a physical granule back."""
+        if granule in self._mapped:
+            raise DeviceFailure(f"granule {granule.serial} is released while mapped")
+        self._check_live(granule)
+        self._live.discard(granule)
+        self.tally.add("vmm_calls")
+
+    def map(self, address: int, granule: Granule) -> None:
+        """Map and set access: two calls. The granule's bytes are poison until they are filled."""
+        region, slot = self._slot(address)
+        self._check_live(granule)
+        assert region.granules is not None
+        if region.granules[slot] is not None or granule in self._mapped:
+            raise DeviceFailure(f"granule {granule.serial} cannot be mapped at {address:#x}: one of them is in use")
+        region.granules[slot] = granule
+        self._mapped.add(granule)
+        self._set(region, address - region.address, self.granule_bytes, POISON)
+        self.tally.add("vmm_calls", 2)
+        self._model(self.profile.map_ns)
+
+    def unmap(self, address: int) -> Granule:
+        """Unmap; what the addresses held is gone."""
+        region, slot = self._slot(address)
+        assert region.granules is not None
+        granule = region.granules[slot]
+        if granule is None:
+            raise DeviceFailure(f"nothing is mapped at {address:#x}")
+        region.granules[slot] = None
+        self._mapped.discard(granule)
+        region.spans.drop(address, address + self.granule_bytes)
+        self.tally.add("vmm_calls")
+        return granule
+
+    # -- plain memory
+
+    def alloc(self, nbytes: int, what: str) -> int:
+        """Plain memory, zero-filled nowhere: its bytes are poison until written."""
+        region = self._region(max(nbytes, 1), what, None)
+        self._set(region, 0, region.nbytes, POISON)
+        self.tally.add("alloc_calls")
+        return region.address
+
+    def free(self, address: int) -> None:
+        """Give plain memory back."""
+        region = self._regions.get(address)
+        if region is None or region.granules is not None:
+            raise DeviceFailure(f"no plain memory starts at {address:#x}")
+        self._forget(region)
+
+    # -- data
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of granules mapped now."""
+        return len(self._mapped) * self.granule_bytes
+
+    def host_range(self, key: int, source: NDArray[Any]) -> None:
+        """Remember where a key's bytes lie: only a copy from there fills that key."""
+        self._ranges[source.ctypes.data, source.nbytes] = key
+
+    def copy_in(self, address: int, source: NDArray[Any]) -> None:
+        """Copy host bytes in; a copy from a known range leaves that key there, any other leaves nobody."""
+        key = self._ranges.get((source.ctypes.data, source.nbytes)) if source.nbytes else None
+        flat = source.reshape(-1).view(np.uint8)
+        region, offset = self._range(address, flat.nbytes, "copy to")
+        self._put(region, offset, flat)
+        if key is None:
+            region.spans.drop(address, address + flat.nbytes)
+            return
+        region.spans.put(address, address + flat.nbytes, Tag(key))
+        self.tally.add("device_htod_bytes", flat.nbytes)
+        self._model(flat.nbytes / self.profile.link_bytes_per_s * 1e9)
+
+    def copy_out(self, address: int, nbytes: int) -> bytes:
+        """Read device bytes on the host."""
+        region, offset = self._range(address, nbytes, "copy from")
+        self.tally.add("host_syncs")
+        return self._get(region, offset, nbytes)
+
+    def poison(self, address: int, nbytes: int) -> None:
+        """Fill dead bytes with poison, so that whoever still reads them is found out."""
+        self.fill(address, nbytes, POISON)
+
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Set device bytes; a range that held a key no longer does."""
+        region, offset = self._range(address, nbytes, "fill of")
+        self._set(region, offset, nbytes, byte)
+        region.spans.drop(address, address + nbytes)
+
+    # -- execution
+
+    def launch(self, launch: Launch) -> None:
+        """Run a step now, or record it."""
+        if self._recording is not None:
+            self._recording.append(launch)
+            return
+        self.tally.add("eager_launches")
+        self._model(self.profile.launch_ns)
+        self._run(launch)
+
+    def begin_capture(self) -> None:
+        """Open a recording."""
+        if self._recording is not None:
+            raise DeviceFailure("a capture is open already")
+        self._recording = []
+
+    def end_capture(self) -> HostGraph:
+        """Close the recording."""
+        if self._recording is None:
+            raise DeviceFailure("no capture is open")
+        graph = HostGraph(tuple(self._recording))
+        self._recording = None
+        return graph
+
+    def replay(self, graph: Recorded) -> None:
+        """Run a recording against what is mapped now."""
+        if not isinstance(graph, HostGraph) or self._recording is not None:
+            raise DeviceFailure("a replay needs a recording of this device and no open capture")
+        for launch in graph.launches:
+            self._model(self.profile.node_ns)
+            self._run(launch)
+
+    def _run(self, launch: Launch) -> None:
+        known = self._bound.get(launch)
+        if known is None:
+            known = self._bound[launch] = self._reads(launch), self._resolve(launch)
+        reads, bound = known
+        self.tally.add("kernel_runs")
+        if reads.length is not None:
+            filled = (self._whole_number(reads.length) + reads.rows) * reads.row_bytes
+            for placed in reads.caches:
+                self._range(placed.address, filled, f"{launch.step.node}: cache of")
+        tags = tuple(read.region.spans.whole(read.start, read.end) for read in reads.keys)
+        for read, tag in zip(reads.keys, tags, strict=True):
+            if tag is None:  # no whole key: mapped at all?
+                self._range(read.start, read.end - read.start, f"{launch.step.node}: read of")
+        self._model(reads.key_bytes / self.profile.memory_bytes_per_s * 1e9)
+        self._compute(launch, bound, reads, tags)
+
+    def _reads(self, launch: Launch) -> Reads:
+        keys = [p for p in launch.placed if p.operand.ref.kind == "key"]
+        caches = tuple(p for p in launch.placed if p.operand.ref.kind in ("kv_key", "kv_value"))
+        by_name = {p.operand.name: p for p in launch.placed}
+        cached = caches[0].operand.ref if caches else None
+        return Reads(
+            tuple(
+                KeyRead(self._find(p.address)[0], p.address, p.address + p.nbytes, p.operand.ref.index, p.operand.name)
+                for p in keys
+            ),
+            sum(p.nbytes for p in keys),
+            caches,
+            stored_bytes(cached.dtype, math.prod(cached.shape[1:])) if cached else 0,
+            math.prod(by_name["query"].operand.ref.shape[:-1]) if cached else 0,
+            by_name["length"] if cached else None,
+        )
+
+    # -- bookkeeping
+
+    def _region(self, nbytes: int, what: str, granules: list[Granule | None] | None) -> Region:
+        region = Region(self._next_address, nbytes, what, granules)
+        span = -(-nbytes // self.granule_bytes) + 1  # one granule of nothing between regions catches overruns
+        self._next_address += span * self.granule_bytes
+        self._regions[region.address] = region
+        self._addresses.append(region.address)
+        self._begin(region)
+        return region
+
+    def _forget(self, region: Region) -> None:
+        del self._regions[region.address]
+        self._addresses.remove(region.address)
+        self._bound.clear()  # what was worked out for memory that is gone must not be used again
+        self._end(region)
+
+    def _find(self, address: int) -> tuple[Region, int]:
+        at = bisect_right(self._addresses, address) - 1
+        region = self._regions[self._addresses[at]] if at >= 0 else None
+        if region is None or address >= region.end:
+            raise DeviceFailure(f"address {address:#x} belongs to nothing")
+        return region, address - region.address
+
+    def _range(self, address: int, nbytes: int, what: str) -> tuple[Region, int]:
+        region, offset = self._find(address)
+        if address + nbytes > region.end:
+            raise DeviceFailure(f"{what} {nbytes} bytes at {address:#x} runs past {region.what}")
+        if region.granules is not None:
+            first, last = offset // self.granule_bytes, (offset + max(nbytes, 1) - 1) // self.granule_bytes
+            if None in region.granules[first : last + 1]:
+                raise DeviceFailure(f"{what} {nbytes} bytes at {address:#x} touches unmapped addresses")
+        return region, offset
+
+    def _slot(self, address: int) -> tuple[Region, int]:
+        region, offset = self._find(address)
+        if region.granules is None or offset % self.granule_bytes:
+            raise DeviceFailure(f"{address:#x} is no granule of a reservation")
+        return region, offset // self.granule_bytes
+
+    def _check_live(self, granule: Granule) -> None:
+        if granule not in self._live:
+            raise DeviceFailure(f"granule {granule.serial} is none of this device's, or was given back")
+
+    def _whole_number(self, placed: Placed) -> int:
+        region, offset = self._find(placed.address)
+        return int.from_bytes(self._get(region, offset, 8), "little", signed=True)
+
+    def _model(self, ns: float) -> None:
+        self.tally.add("modelled_ns", round(ns))

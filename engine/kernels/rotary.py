@@ -1,0 +1,37 @@
+"""Rotary embedding on its own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.kernels import Arrays, KernelDef, Params, define
+from engine.kernels.attention import rotate
+
+
+def run_rotary(a: Arrays, p: Params) -> None:
+    """y = a turned by cos b and sin c at each token's position, over the first 2 * half elements of each head.
+
+    Tokens are the axis `tokens`; the tables are rows by position, or one row a token where `gathered`. Positions are
+    operand d, or count from the cached length.
+    """
+    x = a["a"]
+    batch = x.shape[0]
+    if p["layout"] == "tokens":  # [batch, tokens, heads * size]
+        heads = x.reshape(batch, x.shape[1], -1, p["size"])
+    else:  # [batch, heads, tokens, size]
+        heads = x.transpose(0, 2, 1, 3)
+    tokens = heads.shape[1]
+    cos, sin = (a[n].astype(np.float32) for n in "bc")
+    if not p["gathered"]:
+        if "length" in a:
+            at = np.arange(tokens)[None] + int(a["length"][0])
+        else:
+            at = a["d"] if a["d"].ndim == 2 else a["d"].reshape(-1)[:1][:, None] + np.arange(tokens)[None]
+        cos, sin = cos[at], sin[at]
+    half = p["half"]
+    turned = rotate(heads.astype(np.float32), cos[..., None, :half], sin[..., None, :half], p["interleaved"])
+    made = turned * np.float32(p["scale"])
+    a["y"][...] = made.reshape(x.shape) if p["layout"] == "tokens" else made.transpose(0, 2, 1, 3)
+
+
+define(KernelDef("rotary", run_rotary))

@@ -1,0 +1,46 @@
+"""Control flow that is settled at build: a branch by a known condition, or tables chosen by the total length."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.graph import Node, Subgraph
+from engine.lower import Lowering, walk
+from engine.ops import op
+from engine.values import ByLength, Const, LengthTest, LoweredValue, Refusal, WeightValue
+
+
+@op("", "If")
+def if_(b: Lowering, node: Node) -> None:
+    """One of two subgraphs.
+
+    A condition known at build takes its branch. One on the total length is served where both branches give
+    initialisers, as exporters write long-rope tables: the step then picks by the length on the device.
+    """
+    then, other = (node.attributes.get(n) for n in ("then_branch", "else_branch"))
+    if not isinstance(then, Subgraph) or not isinstance(other, Subgraph):
+        raise Refusal("a branch is missing")
+    test = b.value(node.input(0))
+    if isinstance(test, LengthTest):
+        above, below = _outputs(b, then), _outputs(b, other)
+        for name, yes, no in zip(node.outputs, above, below, strict=True):
+            b.set(name, ByLength(test.threshold, _weight(b, f"{name} above", yes), _weight(b, f"{name} below", no)))
+        return
+    taken = then if bool(np.asarray(b.known(node, 0)).reshape(-1)[0]) else other
+    for name, value in zip(node.outputs, _outputs(b, taken), strict=True):
+        b.set(name, value)
+
+
+def _outputs(b: Lowering, branch: Subgraph) -> list[LoweredValue]:
+    for name, weight in branch.weights.items():
+        b.set(name, WeightValue(weight, weight.shape))
+    walk(b, branch.nodes)
+    return [b.value(name) for name in branch.outputs]
+
+
+def _weight(b: Lowering, name: str, value: LoweredValue) -> WeightValue:
+    if isinstance(value, Const):
+        return b.promote(name, value)
+    if not isinstance(value, WeightValue):
+        raise Refusal(f"{name!r} is chosen by the length and is computed")
+    return value

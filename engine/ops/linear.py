@@ -1,0 +1,159 @@
+"""Hybrid decoders: linear attention, gated delta net, causal convolution. States live in place, one buffer each."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from engine.graph import DTYPES, Node
+from engine.lower import Lowering
+from engine.ops import op
+from engine.ops.attributes import number, whole
+from engine.plan import Operand
+from engine.values import Const, Refusal, State
+
+RULES = ("linear", "gated", "delta", "gated_delta")
+
+
+@op("", "LinearAttention")
+def linear_attention(b: Lowering, node: Node) -> None:
+    """ai.onnx 27."""
+    _linear_attention(b, node)
+
+
+@op("com.microsoft", "LinearAttention")
+def ms_linear_attention(b: Lowering, node: Node) -> None:
+    """onnxruntime's; more value heads than query heads are allowed."""
+    _linear_attention(b, node)
+
+
+@op("com.microsoft", "LinearAttentionGate")
+def linear_attention_gate(b: Lowering, node: Node) -> None:
+    """(a, dt_bias, -exp(A_log), b) to the decay's logarithm and beta."""
+    a, bias, scale, raw = (b.operand(node, i) for i in range(4))
+    if a.shape[-1:] != bias.shape or bias.shape != scale.shape:
+        raise Refusal(f"shapes {list(a.shape)}, {list(bias.shape)}, {list(scale.shape)} do not fit")
+    b.apply(node, "linear_gate", [a, bias, scale, raw], {}, [(a.dtype, a.shape), (raw.dtype, raw.shape)])
+
+
+@op("com.microsoft", "GatedDeltaNet")
+def gated_delta_net(b: Lowering, node: Node) -> None:
+    """Queries, keys and values [batch, tokens, heads, size], raw gates, and a state [batch, heads, dv, dk]."""
+    if node.input(3):
+        raise Refusal("packed sequences are not served")
+    served = {"update_rule": "gated_delta", "gate_activation": "qwen", "beta_activation": "sigmoid"}
+    for name, value in served.items():
+        if node.attributes.get(name, value) != value:
+            raise Refusal(f"{name} = {node.attributes[name]!r} is not served")
+    q, k, v = (b.tensor(node, i) for i in range(3))
+    state = b.value(node.input(6))
+    if not isinstance(state, State) or len(v.shape) != 4 or state.shape[1:] != (v.shape[2], v.shape[3], k.shape[3]):
+        raise Refusal(f"the state does not fit values {list(v.shape)} and keys {list(k.shape)}")
+    if v.shape[2] % q.shape[2] or q.shape != k.shape:
+        raise Refusal(f"{q.shape[2]} query heads do not fit {v.shape[2]} value heads")
+    names = ("gate", "beta", "a_log", "dt_bias")
+    gates = [Operand(n, b.ref(node, i, b.operand(node, i))) for n, i in zip(names, (4, 5, 7, 8), strict=True)]
+    y = b.make(node.output(0), v.dtype, v.shape)
+    operands = [Operand("q", q.ref), Operand("k", k.ref), Operand("v", v.ref), *gates]
+    operands += [Operand("state", b.state(state), "rw"), Operand("y", y.ref, "w")]
+    scale = number(node, "scale", 0.0) or 1 / math.sqrt(k.shape[3])
+    params = {"l2_norm": bool(whole(node, "qk_l2_norm", 0)), "eps": 1e-6, "scale": scale}
+    b.set(node.output(1), state)
+    b.emit(node, "gated_delta_net", tuple(operands), params)
+
+
+@op("", "CausalConvWithState")
+def causal_conv(b: Lowering, node: Node) -> None:
+    """ai.onnx 27."""
+    _causal_conv(b, node)
+
+
+@op("com.microsoft", "CausalConvWithState")
+def ms_causal_conv(b: Lowering, node: Node) -> None:
+    """onnxruntime's."""
+    for name, value in (("ndim", 1), ("dilation", 1), ("channels_last", 0), ("state_window", 0)):
+        if whole(node, name, value) != value:
+            raise Refusal(f"{name} = {node.attributes[name]} is not served")
+    _causal_conv(b, node)
+
+
+@op("com.microsoft", "GatedAdd")
+def gated_add(b: Lowering, node: Node) -> None:
+    """a + b * sigmoid-ed gate c, given as it is."""
+    a, other, gate = (b.operand(node, i) for i in range(3))
+    b.apply(node, "gated_add", [a, other, gate], {}, [(a.dtype, a.shape)])
+
+
+def _linear_attention(b: Lowering, node: Node) -> None:
+    rule = node.attributes.get("update_rule", "gated_delta")
+    if rule not in RULES or whole(node, "state_window", 0):
+        raise Refusal(f"update rule {rule!r} or a state window is not served")
+    q, k, v = (b.operand(node, i) for i in range(3))
+    q_heads, kv_heads = whole(node, "q_num_heads", least=1), whole(node, "kv_num_heads", least=1)
+    past = b.value(node.input(3)) if node.input(3) else None
+    if isinstance(past, State):
+        dk, dv = past.shape[-2:]
+    else:
+        dk, dv = q.shape[-1] // q_heads, v.shape[-1] // kv_heads
+    if q.shape[-1] != q_heads * dk or v.shape[-1] != kv_heads * dv or k.shape[-1] % dk:
+        raise Refusal(f"queries {list(q.shape)} and values {list(v.shape)} do not fit states of {dk} x {dv}")
+    if max(q_heads, kv_heads) % min(q_heads, kv_heads) or kv_heads % (k.shape[-1] // dk):
+        raise Refusal(f"{q_heads} query heads, {k.shape[-1] // dk} key heads and {kv_heads} value heads do not fit")
+    operands = [Operand(n, b.ref(node, i, x)) for i, (n, x) in enumerate((("q", q), ("k", k), ("v", v)))]
+    for index, name, used in ((4, "decay", rule in ("gated", "gated_delta")), (5, "beta", "delta" in rule)):
+        if used and not node.input(index):
+            raise Refusal(f"rule {rule} needs {name}")
+        if used:
+            operands.append(Operand(name, b.ref(node, index, b.operand(node, index))))
+    shape = (*q.shape[:2], max(q_heads, kv_heads) * dv)
+    _with_state(b, node, 3, 1, (q.shape[0], kv_heads, dk, dv), operands, q.dtype)
+    operands.append(Operand("y", b.make(node.output(0), q.dtype, shape).ref, "w"))
+    params = {
+        "q_heads": q_heads,
+        "k_heads": k.shape[-1] // dk,
+        "kv_heads": kv_heads,
+        "rule": rule,
+        "scale": number(node, "scale", 0.0) or 1 / math.sqrt(dk),
+    }
+    b.emit(node, "linear_attention", tuple(operands), params)
+
+
+def _causal_conv(b: Lowering, node: Node) -> None:
+    activation = node.attributes.get("activation", "none")
+    if activation not in ("none", "silu", "swish"):
+        raise Refusal(f"activation {activation!r} is not served")
+    x, w = b.operand(node, 0), b.operand(node, 1)
+    if len(x.shape) != 3 or w.shape[:2] != (x.shape[1], 1) or len(w.shape) != 3:
+        raise Refusal(f"weight {list(w.shape)} does not fit input {list(x.shape)}")
+    operands = [Operand("x", b.ref(node, 0, x)), Operand("weight", b.ref(node, 1, w))]
+    if node.input(2):
+        operands.append(Operand("bias", b.ref(node, 2, b.operand(node, 2))))
+    _with_state(b, node, 3, 1, (x.shape[0], x.shape[1], w.shape[2] - 1), operands, x.dtype)
+    operands.append(Operand("y", b.make(node.output(0), x.dtype, x.shape).ref, "w"))
+    b.emit(node, "causal_conv", tuple(operands), {"activation": activation})
+
+
+def _with_state(
+    b: Lowering,
+    node: Node,
+    past: int,
+    present: int,
+    shape: tuple[int, ...],
+    operands: list[Operand],
+    dtype: str,
+) -> None:
+    """Bind the state in place where it is one; else a past that is read (zeros where absent) and a present written."""
+    value = b.value(node.input(past)) if node.input(past) else Const(np.zeros(shape, DTYPES[dtype]))
+    if isinstance(value, State):
+        if value.shape != shape:
+            raise Refusal(f"state {list(value.shape)} is not {list(shape)}")
+        operands.append(Operand("state", b.state(value), "rw"))
+        b.set(node.output(present), value)
+        return
+    given = value if isinstance(value, Const) else b.operand(node, past)
+    if given.shape != shape:
+        raise Refusal(f"past state {list(given.shape)} is not {list(shape)}")
+    operands.append(Operand("past", b.ref(node, past, given)))
+    if node.output(present):
+        operands.append(Operand("present", b.make(node.output(present), given.dtype, shape).ref, "w"))

@@ -1,0 +1,68 @@
+"""Rotary embeddings outside attention; the standard operator and onnxruntime's take their inputs in another order."""
+
+from __future__ import annotations
+
+from engine.graph import Node
+from engine.lower import Lowering
+from engine.ops import op
+from engine.ops.attributes import number, whole
+from engine.plan import Operand, Ref
+from engine.values import Positions, Refusal
+
+
+@op("", "RotaryEmbedding")
+def rotary_embedding(b: Lowering, node: Node) -> None:
+    """ai.onnx: (x, cos, sin, position ids); without ids the tables hold a row for each token."""
+    _rotary(b, node, cos=1, sin=2, ids=3)
+
+
+@op("com.microsoft", "RotaryEmbedding")
+def ms_rotary_embedding(b: Lowering, node: Node) -> None:
+    """com.microsoft: (x, position ids, cos, sin)."""
+    if whole(node, "is_packed_batching", 0):
+        raise Refusal("packed batching is not served")
+    _rotary(b, node, cos=2, sin=3, ids=1)
+
+
+@op("com.microsoft", "MRotaryEmbedding")
+def m_rotary_embedding(b: Lowering, node: Node) -> None:
+    """Sections of the head turn by one of three position rows; in text all three are the same: plain rotary."""
+    if whole(node, "is_packed_batching", 0):
+        raise Refusal("packed batching is not served")
+    if not isinstance(b.value(node.input(1)), Positions):
+        raise Refusal("positions do not count from the cached length")
+    _rotary(b, node, cos=2, sin=3, ids=1)
+
+
+def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
+    x, c, s = b.operand(node, 0), b.operand(node, cos), b.operand(node, sin)
+    positions = b.value(node.input(ids)) if node.input(ids) else None
+    gathered = positions is None
+    width = c.shape[-1]
+    if c.shape != s.shape or len(x.shape) not in (3, 4) or len(c.shape) != (3 if gathered else 2):
+        raise Refusal(f"tables {list(c.shape)} and {list(s.shape)} do not fit {list(x.shape)}")
+    rotated = whole(node, "rotary_embedding_dim", 0)
+    heads = whole(node, "num_heads", 0)
+    size = x.shape[-1] if len(x.shape) == 4 else (x.shape[-1] // heads if heads else width * 2)
+    half = rotated // 2 if rotated else min(width, size // 2)
+    if half > width or 2 * half > size or x.shape[-1] % size:
+        raise Refusal(f"a rotary width of {2 * half} does not fit heads of {size} and tables of {width}")
+    params = {
+        "layout": "tokens" if len(x.shape) == 3 else "heads",
+        "size": size,
+        "half": half,
+        "gathered": gathered,
+        "interleaved": bool(whole(node, "interleaved", 0)),
+        "scale": number(node, "scale", 1.0) if node.domain else 1.0,
+    }
+    if isinstance(positions, Positions):
+        if b.info is not None and c.shape[0] < b.info.context_length:
+            raise Refusal(f"rotary tables of {c.shape[0]} rows end before the context's {b.info.context_length}")
+        y = b.make(node.output(0), x.dtype, x.shape)
+        tables = [Operand(n, b.constant(b.weight(node, i))) for n, i in (("b", cos), ("c", sin))]
+        length = Operand("length", Ref("control", -1, "int64", (1,), "length"))
+        operands = (Operand("a", b.ref(node, 0, x)), *tables, length, Operand("y", y.ref, "w"))
+        b.emit(node, "rotary", operands, params)
+        return
+    inputs = [x, c, s] + ([] if gathered else [b.operand(node, ids)])
+    b.apply(node, "rotary", inputs, params, [(x.dtype, x.shape)])
