@@ -159,6 +159,10 @@ class Bench:
         key = self.key(name)
         return self.pager._base + self.pager._offsets[key]
 
+    def host_bytes(self, name: str) -> NDArray[np.uint8]:
+        """The key's own host memory, which weight copies come from."""
+        return self.plan.keys[self.key(name)].weight.data
+
     def key(self, name: str) -> int:
         """Number of the key of that name."""
         return next(k.index for k in self.plan.keys if k.name == name)

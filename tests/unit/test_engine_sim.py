@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from engine.device.base import Granule, Tag
+from engine.device.base import Granule
 from engine.device.sim import POISON, SimDevice, SimGraph
 from engine.errors import DeviceFailure, NonFiniteLogits
-from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny
+from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, run
 
 G = 4096
 GATE, DOWN = (f"model.layers.0.mlp.{n}_proj.MatMul.weight" for n in ("gate", "down"))
@@ -163,7 +164,9 @@ def test_calls_are_counted_where_they_happen(device: SimDevice) -> None:
     base = device.reserve(G)
     granule = device.create()
     device.map(base, granule)
-    device.copy_in(base, np.zeros(100, np.uint8), Tag(1))
+    source = np.zeros(100, np.uint8)
+    device.host_range(1, source)
+    device.copy_in(base, source)
     device.copy_in(base, np.zeros(100, np.uint8))
     device.unmap(base)
     device.destroy(granule)
@@ -222,14 +225,13 @@ def half_filled(loaded: Loaded, name: str) -> None:
     device, address, half = loaded.bench.device, loaded.bench.key_address(name), loaded.size(name) // 2
     right = np.frombuffer(loaded.bytes_of(name)[:half], np.uint8)
     device.fill(address, 2 * half, POISON)
-    device.copy_in(address, right, Tag(loaded.bench.key(name)))
+    device.copy_in(address, right)
 
 
 def other_layers_bytes(loaded: Loaded, name: str) -> None:
     """Layer 1's bytes at layer 0's place, as a slot that was not refilled would hold."""
     other = name.replace("layers.0", "layers.1")
-    foreign = np.frombuffer(loaded.bytes_of(other), np.uint8)
-    loaded.bench.device.copy_in(loaded.bench.key_address(name), foreign, Tag(loaded.bench.key(other)))
+    loaded.bench.device.copy_in(loaded.bench.key_address(name), loaded.bench.host_bytes(other))
 
 
 def other_layers_bytes_without_a_name(loaded: Loaded, name: str) -> None:
@@ -287,8 +289,7 @@ def test_a_whole_record_of_another_shape_is_read_in_this_shape(tiny: Path, captu
     _, untouched = loaded.fresh(tiny)
     device, bench = loaded.bench.device, loaded.bench
     for part in ("_Q4", "_scales"):
-        foreign = np.frombuffer(loaded.bytes_of(GATE + part), np.uint8)
-        device.copy_in(bench.key_address(DOWN + part), foreign, Tag(bench.key(GATE + part)))
+        device.copy_in(bench.key_address(DOWN + part), bench.host_bytes(GATE + part))
     _, logits = loaded.onward()
     assert logits[0] != untouched[0]
     plain = Loaded(tiny, capture)
@@ -304,9 +305,8 @@ def test_the_right_bytes_put_back_heal(tiny: Path, capture: bool) -> None:
     loaded = Loaded(tiny, capture)
     untouched = loaded.fresh(tiny)
     for name in (GATE + "_Q4", GATE + "_scales"):
-        right = np.frombuffer(loaded.bytes_of(name), np.uint8).copy()
         poison(loaded, name)
-        loaded.bench.device.copy_in(loaded.bench.key_address(name), right, Tag(loaded.bench.key(name)))
+        loaded.bench.device.copy_in(loaded.bench.key_address(name), loaded.bench.host_bytes(name))
     assert loaded.onward() == untouched
 
 
@@ -346,3 +346,28 @@ def test_positions_that_were_never_written_are_never_read(tiny: Path) -> None:
     bench.device.fill(bench.kv.address(0, "value") + row, row, POISON)
     with pytest.raises(NonFiniteLogits):
         loaded.onward()
+
+
+@pytest.mark.parametrize("policy", ["lru", "stable", "stable_slot"])
+def test_wrong_bytes_under_the_right_key_are_not_taken_for_it(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    """A pager that copies from spoiled memory: what was decoded before must not stand in for what is there now."""
+    config = {"weight_budget": "50%", "granule": G, "policy": policy}
+    right = run(tiny, config=config, generations=2).streams[0]
+    copies = [0]
+
+    class Spoiling(SimDevice):
+        """After the first generation, every weight copy comes from elsewhere and holds other codes."""
+
+        def copy_in(self, address: int, source: Any) -> None:
+            weight = (source.ctypes.data, source.nbytes) in self._ranges
+            copies[0] += weight
+            if weight and copies[0] > 300 and source.nbytes > 4096:
+                source = np.full(source.nbytes, 0x33, np.uint8)
+            super().copy_in(address, source)
+
+    monkeypatch.setattr("engine.run.SimDevice", Spoiling)
+    outcome = run(tiny, config=config, generations=3)
+    assert copies[0] > 300
+    assert outcome.code == 15 or outcome.streams[-1] != right
