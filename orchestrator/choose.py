@@ -8,6 +8,8 @@ from engine.config import AUTO_DEVICE
 from orchestrator.cards import CardName, CardProbe, ProbeError
 from orchestrator.scripted import SIMULATED_CARD, SIMULATED_DRIVER, simulated_uuid
 
+ANY_CLASS = "any"
+
 
 def simulated_cards(host: str, count: int) -> tuple[CardName, ...]:
     """`count` simulated cards of a host."""
@@ -17,14 +19,22 @@ def simulated_cards(host: str, count: int) -> tuple[CardName, ...]:
 
 
 def choose_cards(
-    asked: int | None, device: str, real: CardProbe | None, why_none: str, visible: str | None, host: str
+    asked: int | None,
+    device: str,
+    real: CardProbe | None,
+    why_none: str,
+    visible: str | None,
+    host: str,
+    card_class: str = ANY_CLASS,
 ) -> tuple[CardName, ...]:
     """The cards to use: `asked` of them, or (None) every visible real card, or one simulated card.
+
+    `card_class` narrows them to cards whose model's name holds it, whatever the case; "any" takes each.
 
     A run on the simulated device never holds a real card: it would look like a measurement of it.
 
     `real` is None where there is no driver, for the reason `why_none`. `device` is the sweep's: sim, cuda or auto.
-    Raises ProbeError when a real card is wanted and there is none, or fewer than asked.
+    Raises ProbeError when a real card is wanted and there is none, fewer than asked, or none of the class.
     """
     found: tuple[CardName, ...] = ()
     device = AUTO_DEVICE if device == "auto" else device
@@ -33,10 +43,26 @@ def choose_cards(
     if not found and device == "cuda":
         raise ProbeError(f"no card for device cuda: {why_none or 'none is visible'}", "use device: sim, or a GPU host")
     if not found:
-        return simulated_cards(host, asked or 1)
-    if asked is not None and asked > len(found):
-        raise ProbeError(f"{asked} cards asked, {len(found)} visible", f"use --cards {len(found)} or fewer")
-    return found[:asked]
+        return of_class(card_class, simulated_cards(host, asked or 1))
+    fitting = of_class(card_class, found)
+    if asked is not None and asked > len(fitting):
+        kind = "" if card_class == ANY_CLASS else f" of class {card_class!r}"
+        raise ProbeError(f"{asked} cards asked, {len(fitting)} visible{kind}", f"use --cards {len(fitting)} or fewer")
+    return fitting[:asked]
+
+
+def of_class(card_class: str, cards: Sequence[CardName]) -> tuple[CardName, ...]:
+    """Those of `cards` whose name holds `card_class`. Raises ProbeError with the names that are here if none does."""
+    if card_class == ANY_CLASS:
+        return tuple(cards)
+    fitting = tuple(card for card in cards if card_class.casefold() in card.name.casefold())
+    if not fitting:
+        here = ", ".join(sorted({card.name for card in cards}))
+        raise ProbeError(
+            f"the sweep asks for cards of class {card_class!r}, and here are: {here}",
+            "run it where such a card is, or give cards: {class: any}",
+        )
+    return fitting
 
 
 def resolve_visible(value: str | None, cards: Sequence[CardName]) -> tuple[CardName, ...]:

@@ -110,7 +110,13 @@ def throttle_words(bits: int) -> str:
 
 def _unknown(snapshot: CardSnapshot, moment: Moment) -> list[str]:
     """Values that must be known for this moment and are not."""
-    needed = {"processes": "the list of processes", "throttle_bits": "clock events", "ecc_uncorrected": "ECC errors"}
+    needed = {
+        "processes": "the list of processes",
+        "throttle_bits": "clock events",
+        "ecc_uncorrected": "ECC errors",
+        "remap_pending": "whether a row remap is pending",
+        "remap_failed": "whether a row remap failed",
+    }
     if moment != "during":  # during the run its own memory would hide a foreign one's anyway
         needed |= {"used_bytes": "used memory", "utilisation_percent": "utilisation", "mig_enabled": "the MIG mode"}
     causes = dict(snapshot.errors)

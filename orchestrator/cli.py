@@ -17,6 +17,8 @@ from orchestrator.version import harness_version
 
 HOST_FAULT = 4
 USAGE = 2
+ENGINE_COMMANDS = ("engine", "models")
+"""Commands that end with the engine's own exit codes; those of all others are 0 to 4."""
 # typer names the subclasses only, and has moved the class itself between versions
 UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
@@ -38,7 +40,7 @@ def application(arguments: list[str]) -> typer.Typer:
 
     Reading a verdict needs neither the zoo nor the judge's libraries, and those take most of a second to import.
     """
-    word = next((word for word in arguments if not word.startswith("-")), "")
+    word = _command(arguments)
     parts = [part for part, commands in PARTS.items() if word in commands] or list(PARTS)
     app = typer.Typer(
         help="Measures GPU regressions of an LLM decode engine and proves token identity.",
@@ -51,6 +53,11 @@ def application(arguments: list[str]) -> typer.Typer:
     for part in parts:
         import_module(f"orchestrator.commands.{part}").add_to(app)
     return app
+
+
+def _command(arguments: list[str]) -> str:
+    """The first word of a command line that is no option; empty without one."""
+    return next((word for word in arguments if not word.startswith("-")), "")
 
 
 def _version(wanted: bool) -> None:
@@ -76,8 +83,10 @@ def call(arguments: list[str]) -> int:
         code = application(arguments)(arguments, prog_name="assay", standalone_mode=False)
     except UsageError as exc:
         return _usage(exc)
-    except (JobsError, EngineError) as exc:
+    except JobsError as exc:
         return _fail(str(exc), exc.exit_code)
+    except EngineError as exc:  # elsewhere 10 to 16 mean nothing: what a sweep names cannot be used, so it is usage
+        return _fail(str(exc), exc.exit_code if _command(arguments) in ENGINE_COMMANDS else USAGE)
     except (ProbeError, HostLost, OSError) as exc:
         return _fail(str(exc), HOST_FAULT)
     except Exception:  # noqa: BLE001 - the process edge: Python's own exit code 1 would read as a regression

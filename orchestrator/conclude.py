@@ -29,7 +29,8 @@ def judge_sweep(store: Store, sweep_id: str) -> Verdict:
     verdict = judge(given)
     assert isinstance(verdict, Verdict), "this judge answers at once and asks for no follow-up"
     verdict = stamped(verdict, harness_digest(own_root()), harness_version())
-    store.write_verdict(sweep_id, verdict, verdict.input_digest)
+    left = sum(run.state == "pending" for cell in given.cells for run in cell.runs)
+    store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=not left)
     return verdict
 
 

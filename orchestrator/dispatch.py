@@ -8,12 +8,13 @@ store, and how often a run may be tried is the manifest's limit. A dirty card be
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from jobs.adapters.base import RunOrder
-from jobs.errors import Conflict, IllegalMove, UnknownAttempt, Unstorable
+from jobs.errors import Conflict, IllegalMove, StoreError, UnknownAttempt, Unstorable
 from jobs.lifecycle import attempts_left
 from jobs.model import ArmPlan, AttemptState, Manifest
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
@@ -23,6 +24,7 @@ from orchestrator.place import HostLost, Placer, Ticket, WorkerLost
 from orchestrator.worker import WorkerCard, WorkOrder
 
 LEASE_S = 60.0
+BEAT_S = LEASE_S / 4
 TICK_S = 0.2
 LOOK_AGAIN_S = 2.0
 STOP_WAIT_S = 10.0
@@ -88,6 +90,7 @@ class Dispatcher:
         stopped: Callable[[], bool] = lambda: False,
         tell: Callable[[Happening], None] = lambda _happening: None,
         clock: Callable[[], float] = time.monotonic,
+        beat_s: float = BEAT_S,
     ) -> None:
         self._store = store
         self._placer = placer
@@ -99,6 +102,7 @@ class Dispatcher:
         self._stopped = stopped
         self._tell = tell
         self._clock = clock
+        self._beat_s = beat_s
         self._beat_at_s = 0.0
         self._seats: list[Seat] = []
 
@@ -215,8 +219,24 @@ class Dispatcher:
             seat.shown_reason = reason
             self._store.log_event(self._sweep_id, "waiting", reason, subject=seat.claim.block_id, worker=seat.worker)
             self._tell(Happening("wait", seat.claim.cell, seat.runs[0].arm, reason))
-        if now_s - seat.dirty_since_s > self._limits.queue_timeout_s:
-            raise HostLost(f"{reason}; waited {self._limits.queue_timeout_s:g} s")
+        if now_s - seat.dirty_since_s <= self._limits.queue_timeout_s:
+            return
+        waited = f"{reason}; waited {self._limits.queue_timeout_s:g} s"
+        if verdict.verdict != "throttled":
+            raise HostLost(waited)
+        self._give_up(seat, waited)
+
+    def _give_up(self, seat: Seat, reason: str) -> None:
+        """A card that stays slowed is no fault of the host's: the run in hand ends without a sample, unproven."""
+        assert seat.claim is not None
+        claim, run = seat.claim, seat.runs[0]
+        attempt = self._store.open_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)
+        self._store.move(attempt.attempt_id, claim.fence, "claimed", "clearing")
+        self._store.move(attempt.attempt_id, claim.fence, "clearing", "contaminated", reason)
+        self._store.finish_run(run.run_id, "exhausted", reason, fence=claim.fence)
+        self._next_run(seat)
+        seat.look_at_s = 0.0  # the wait was the queue's: the next run has one look, and no wait of its own
+        self._tell(Happening("end", claim.cell, run.arm, reason, self._store.pending(self._sweep_id)))
 
     def _ended(self, seat: Seat, outcome: RunOutcome) -> None:
         """Store an outcome, acknowledge it, and decide about another attempt."""
@@ -237,7 +257,8 @@ class Dispatcher:
         if attempt is not None:
             self._store.move(attempt.attempt_id, seat.claim.fence, "running", "lost", str(lost))
             self._again_or_not(seat, "lost", str(lost), may=True)
-        seat.hello = self._placer.replace(seat.worker)
+        with self._beating():  # a new worker may wait long for a card that somebody took meanwhile
+            seat.hello = self._placer.replace(seat.worker)
 
     def _again_or_not(self, seat: Seat, state: AttemptState, reason: str, may: bool) -> None:
         """Another attempt at the same run if that can help and the limits allow it; else the run is exhausted."""
@@ -246,7 +267,8 @@ class Dispatcher:
             return
         if may and attempts_left(seat.tried, self._limits.attempts, self._limits.contamination_reruns):
             return
-        self._store.finish_run(seat.runs[0].run_id, "exhausted", reason)
+        assert seat.claim is not None
+        self._store.finish_run(seat.runs[0].run_id, "exhausted", reason, fence=seat.claim.fence)
         self._next_run(seat)
 
     def _next_run(self, seat: Seat) -> None:
@@ -259,10 +281,34 @@ class Dispatcher:
         """Keep every lease alive, well before its end."""
         if self._clock() < self._beat_at_s:
             return
-        self._beat_at_s = self._clock() + LEASE_S / 4
-        for seat in self._seats:
-            for claim in [*([seat.claim] if seat.claim else []), *seat.backlog]:
-                self._store.heartbeat(claim.block_id, claim.fence, LEASE_S)
+        self._beat_at_s = self._clock() + self._beat_s
+        for claim in self._held():
+            self._store.heartbeat(claim.block_id, claim.fence, LEASE_S)
+
+    def _held(self) -> list[BlockClaim]:
+        return [claim for s in self._seats for claim in (*([s.claim] if s.claim else []), *s.backlog)]
+
+    @contextlib.contextmanager
+    def _beating(self) -> Iterator[None]:
+        """Keep the leases alive on a thread, while this one waits for something that may take longer than they last.
+
+        A beat that fails says nothing here: the next guarded change finds the lease gone.
+        """
+        over, held = threading.Event(), self._held()
+
+        def beat() -> None:
+            while not over.wait(self._beat_s):
+                for claim in held:
+                    with contextlib.suppress(StoreError):
+                        self._store.heartbeat(claim.block_id, claim.fence, LEASE_S)
+
+        thread = threading.Thread(target=beat, name="leases", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
     def abandon(self) -> None:
         """Give the blocks back after a loss: what ran in them becomes lost, and a resume need not wait for leases."""

@@ -23,7 +23,7 @@ from jobs.errors import StoreError
 from jobs.model import JudgeInput, Manifest
 from jobs.store import Pending, Store
 from orchestrator.cards import CardHeld, CardName, ProbeError
-from orchestrator.choose import choose_cards
+from orchestrator.choose import ANY_CLASS, choose_cards
 from orchestrator.dispatch import Dispatcher, Happening, Stopped, ingest
 from orchestrator.guard import Guard
 from orchestrator.nvml import NvmlProbe
@@ -58,7 +58,9 @@ class StopFlag:
         self.number = number
 
 
-def cards_of_host(settings: Settings, asked: int | None, device: str) -> tuple[CardName, ...]:
+def cards_of_host(
+    settings: Settings, asked: int | None, device: str, card_class: str = ANY_CLASS
+) -> tuple[CardName, ...]:
     """The cards that a sweep on this host uses. Raises ProbeError when real ones are wanted and not to be had."""
     visible, probe, why = settings.environ.get("CUDA_VISIBLE_DEVICES"), None, ""
     try:
@@ -66,7 +68,7 @@ def cards_of_host(settings: Settings, asked: int | None, device: str) -> tuple[C
     except ProbeError as exc:
         why = str(exc)
     try:
-        return choose_cards(asked, device, probe, why, visible, settings.host)
+        return choose_cards(asked, device, probe, why, visible, settings.host, card_class)
     finally:
         if probe is not None:
             probe.close()

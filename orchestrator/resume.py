@@ -11,7 +11,10 @@ def open_by_id(store: Store, prefix: str, harness: str) -> tuple[str, Manifest]:
     """An unjudged sweep by its id. Raises SpecError when it is judged, or was begun by another state of assay."""
     row = store.sweep(prefix)
     if row.state != "open":
-        raise SpecError(f"sweep {row.id} is judged already", f"assay report {row.id} --format text")
+        raise SpecError(
+            f"sweep {row.id} is judged already and has no run left to make",
+            f"read it with assay report {row.id} --format text, or run the sweep anew without --resume",
+        )
     if row.harness_digest != harness:
         raise SpecError(
             f"sweep {row.id} was begun by another state of assay ({row.harness_digest[:12]}, now {harness[:12]})",

@@ -16,6 +16,7 @@ from orchestrator.cards import CardProbe, CardSnapshot, ProbeError
 from orchestrator.clear import ClearPolicy, ClearVerdict, judge, worst
 
 PERIOD_S = 0.2
+END_WAIT_S = 5.0
 Tell = Callable[[tuple[int, ...]], tuple[frozenset[int], frozenset[int] | None]]
 _NUMBERS = (
     "sm_clock_mhz",
@@ -80,6 +81,11 @@ class WatchBook:
         self._remember(verdict)
         self._stretch(now_s, snapshot, mine, verdict)
 
+    def fail(self, reason: str) -> None:
+        """Note that a stretch of the run was not seen: whatever the samples say, the card is not known to be clear."""
+        grade = self.verdicts[-1].grade if self.verdicts else "scripted" if self.simulated else "none"
+        self._remember(ClearVerdict("unknown", grade, (reason,)))
+
     def report(self) -> WatchReport:
         """The account so far."""
         during: dict[str, Any] = {name: _spread(values) for name, values in self.series.items()}
@@ -132,6 +138,7 @@ class CardWatch:
         *,
         tell: Tell,
         period_s: float = PERIOD_S,
+        end_wait_s: float = END_WAIT_S,
     ) -> None:
         self._probe = probe
         self._uuid = uuid
@@ -139,6 +146,7 @@ class CardWatch:
         self._clock = clock
         self._tell = tell
         self._period_s = period_s
+        self._end_wait_s = end_wait_s
         self._halt = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="card-watch", daemon=True)
         self._start_s = 0.0
@@ -149,22 +157,35 @@ class CardWatch:
         self._thread.start()
 
     def stop(self) -> WatchReport:
-        """End and give the account. Also safe when a probe hangs: the thread is then left behind as a daemon."""
+        """End and give the account. Also safe when a probe hangs: the thread is then left behind as a daemon.
+
+        A watch that hung, or took no sample, did not see the run: its verdict is unknown.
+        """
         self._halt.set()
-        self._thread.join(timeout=self._period_s + 5.0)
+        self._thread.join(timeout=self._period_s + self._end_wait_s)
+        if self._thread.is_alive():
+            self._book.fail("the watch of the card hung during the run")
+        elif not self._book.samples:
+            self._book.fail("no sample of the card was taken during the run")
         return self._book.report()
 
     def _sample(self) -> None:
         while True:
             due_s = self._clock() + self._period_s
             try:
-                snapshot = self._probe.snapshot(self._uuid)
-            except ProbeError as exc:
-                snapshot = CardSnapshot(self._uuid, errors=(("card", str(exc)),))
-            ours, visible = self._tell(tuple(p.pid for p in snapshot.processes or ()))
-            self._book.add(self._clock() - self._start_s, snapshot, ours, visible)
+                self._once()
+            except Exception as exc:  # noqa: BLE001 - the thread's edge: a watch that ends unseen would read as clear
+                self._book.fail(f"a sample of the card failed: {type(exc).__name__}: {exc}")
             if self._halt.wait(max(0.0, due_s - self._clock())):
                 return
+
+    def _once(self) -> None:
+        try:
+            snapshot = self._probe.snapshot(self._uuid)
+        except ProbeError as exc:
+            snapshot = CardSnapshot(self._uuid, errors=(("card", str(exc)),))
+        ours, visible = self._tell(tuple(p.pid for p in snapshot.processes or ()))
+        self._book.add(self._clock() - self._start_s, snapshot, ours, visible)
 
 
 def _spread(values: list[int]) -> dict[str, int]:

@@ -163,10 +163,15 @@ class Store:
         with self._database.reading() as connection:
             return readback.record(connection, attempt_id)
 
-    def write_verdict(self, sweep_id: str, verdict: Verdict, input_digest: str) -> str:
-        """Store a verdict and mark the sweep judged; returns the verdict's id."""
+    def write_verdict(self, sweep_id: str, verdict: Verdict, input_digest: str, *, closes: bool = True) -> str:
+        """Store a verdict and mark the sweep judged; returns the verdict's id.
+
+        One that does not close the sweep speaks for the time being: the sweep stays open and can be gone on with.
+        """
         now = self._now()
-        return self._database.write(lambda c: verdicts.write_verdict(c, sweep_id, verdict, input_digest, now))
+        return self._database.write(
+            lambda c: verdicts.write_verdict(c, sweep_id, verdict, input_digest, now, closes=closes)
+        )
 
     def verdict(self, sweep_id: str) -> Verdict | None:
         """The verdict in force; None before the first."""

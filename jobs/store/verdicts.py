@@ -16,10 +16,12 @@ from jobs.tables import finding, sweep, verdict
 from jobs.verdict import Verdict
 
 
-def write_verdict(connection: Connection, sweep_id: str, document: Verdict, input_digest: str, now: datetime) -> str:
-    """Store a verdict with its findings and mark the sweep judged; returns its id.
+def write_verdict(
+    connection: Connection, sweep_id: str, document: Verdict, input_digest: str, now: datetime, *, closes: bool = True
+) -> str:
+    """Store a verdict with its findings and, if it `closes`, mark the sweep judged; returns its id.
 
-    The same verdict of the same input is a no-op; another becomes the next number. Raises StoreError when the
+    The same verdict of the same input is no second one; another becomes the next number. Raises StoreError when the
     document speaks of another sweep.
     """
     if document.stamp.sweep_id != sweep_id:
@@ -28,6 +30,8 @@ def write_verdict(connection: Connection, sweep_id: str, document: Verdict, inpu
     digest = document.digest()
     newest = _newest(connection, sweep_id)
     if newest is not None and (newest.digest, newest.input_digest) == (digest, input_digest):
+        if closes and row.state == "open":
+            _close(connection, sweep_id, row.state, f"verdict {newest.number}", now)
         return str(newest.id)
     verdict_id = new_id("vrd", now)
     number = 1 if newest is None else newest.number + 1
@@ -47,12 +51,17 @@ def write_verdict(connection: Connection, sweep_id: str, document: Verdict, inpu
     )
     _write_findings(connection, verdict_id, document)
     said = f"{document.outcome}, exit {document.exit_code}"
-    frm = row.state
-    if frm == "open":
-        advance(frm, "judged", events.history(connection, sweep_id))
-        connection.execute(update(sweep).where(sweep.c.id == sweep_id).values(state="judged", judged_at=now))
-    events.log(connection, sweep_id, sweep_id, "verdict", now, frm=frm, target="judged", message=said)
+    if row.state == "open" and closes:
+        _close(connection, sweep_id, row.state, said, now)
+    else:
+        events.log(connection, sweep_id, sweep_id, "verdict", now, frm=row.state, target=row.state, message=said)
     return verdict_id
+
+
+def _close(connection: Connection, sweep_id: str, frm: str, said: str, now: datetime) -> None:
+    advance(frm, "judged", events.history(connection, sweep_id))
+    connection.execute(update(sweep).where(sweep.c.id == sweep_id).values(state="judged", judged_at=now))
+    events.log(connection, sweep_id, sweep_id, "verdict", now, frm=frm, target="judged", message=said)
 
 
 def _write_findings(connection: Connection, verdict_id: str, document: Verdict) -> None:

@@ -16,7 +16,10 @@ def add_to(app: typer.Typer) -> None:
 
 
 def judge(sweep: IdArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Judge a sweep again from what the store holds, and keep the verdict; exits as the gate says."""
+    """Judge a sweep from what the store holds, and keep the verdict; exits as the gate says.
+
+    One with runs pending stays open: `assay run ID --resume` goes on with it.
+    """
     opened = open_store(settings_for(store))
     try:
         sweep_id = opened.resolve_id(sweep, "swp")

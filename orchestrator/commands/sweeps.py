@@ -87,7 +87,7 @@ def _show_all(store: Store, as_json: bool) -> None:
         return
     shown = []
     for row in rows:
-        verdict = store.verdict(row.id) if row.state == "judged" else None
+        verdict = store.verdict(row.id)
         left = counts[row.id]
         result = f"{verdict.outcome}, exit {verdict.exit_code}" if verdict else "-"
         done = f"{left.complete}/{left.runs}"

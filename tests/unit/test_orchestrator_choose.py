@@ -88,3 +88,42 @@ def test_field_7_more_cards_than_there_are_is_refused_with_both_numbers() -> Non
 def test_device_cuda_without_a_card_is_refused_with_the_cause() -> None:
     with pytest.raises(ProbeError, match="NVML is missing"):
         choose_cards(None, "cuda", None, "NVML is missing", None, "host")
+
+
+C = CardName("GPU-cccc-3", "NVIDIA A100-SXM4-80GB", "580", 2)
+
+
+class MixedHost(ScriptedProbe):
+    """A probe that shows cards of two models."""
+
+    def __init__(self) -> None:
+        super().__init__([A.uuid, C.uuid], lambda: 0.0)
+
+    def cards(self) -> tuple[CardName, ...]:
+        return (A, C)
+
+
+@pytest.mark.parametrize(
+    ("card_class", "chosen"), [("any", (A, C)), ("h200", (A,)), ("H200", (A,)), ("a100", (C,)), ("A100-SXM4", (C,))]
+)
+def test_a_class_of_cards_chooses_by_the_models_name(card_class: str, chosen: tuple[CardName, ...]) -> None:
+    assert choose_cards(None, "cuda", MixedHost(), "", None, "host", card_class) == chosen
+
+
+def test_a_class_is_sought_among_visible_cards_only() -> None:
+    with pytest.raises(ProbeError, match=r"class 'a100', and here are: H200 "):
+        choose_cards(None, "cuda", MixedHost(), "", "0", "host", "a100")
+
+
+def test_field_7_a_class_that_is_not_here_is_refused_with_the_names_that_are() -> None:
+    with pytest.raises(ProbeError, match=r"class 'B300', and here are: H200, NVIDIA A100-SXM4-80GB"):
+        choose_cards(None, "cuda", MixedHost(), "", None, "host", "B300")
+    with pytest.raises(ProbeError, match=r"2 cards asked, 1 visible of class 'h200'"):
+        choose_cards(2, "cuda", MixedHost(), "", None, "host", "h200")
+
+
+def test_simulated_cards_have_a_class_too() -> None:
+    (card,) = choose_cards(None, "sim", None, "", None, "host", "H200")
+    assert card.simulated
+    with pytest.raises(ProbeError, match=r"class 'A100', and here are: sim-h200"):
+        choose_cards(None, "sim", None, "", None, "host", "A100")

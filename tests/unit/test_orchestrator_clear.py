@@ -48,7 +48,17 @@ def test_field_11_only_an_mps_server_is_not_clear() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", ["used_bytes", "processes", "utilisation_percent", "throttle_bits", "ecc_uncorrected"]
+    "field",
+    [
+        "used_bytes",
+        "processes",
+        "utilisation_percent",
+        "throttle_bits",
+        "ecc_uncorrected",
+        "remap_pending",
+        "remap_failed",
+        "mig_enabled",
+    ],
 )
 def test_field_13_an_unread_value_is_unknown_and_not_clear(field: str) -> None:
     verdict = judged(**{field: None}, errors=((field, "Unknown Error"),))
@@ -59,6 +69,13 @@ def test_field_13_an_unread_value_is_unknown_and_not_clear(field: str) -> None:
 def test_field_13_unsupported_card_memory_is_unknown_and_missing_ecc_is_fine() -> None:
     assert judged(used_bytes=None, unsupported=frozenset({"used_bytes"})).verdict == "unknown"
     assert judged(ecc_uncorrected=None, unsupported=frozenset({"ecc_uncorrected"})).clear
+
+
+def test_field_17_a_card_without_row_remaps_is_fine_and_one_that_does_not_tell_is_not_clear() -> None:
+    remaps = {"remap_pending": None, "remap_failed": None}
+    assert judged(**remaps, unsupported=frozenset(remaps)).clear
+    assert judged(**remaps, errors=(("remap_pending", "No permission"),)).verdict == "unknown"
+    assert judged("during", **remaps).verdict == "unknown"
 
 
 def test_field_14_mig_is_refused_by_name_even_with_nothing_else_readable() -> None:

@@ -136,7 +136,7 @@ def test_a_broken_model_is_named_with_its_remedy(
 ) -> None:
     shutil.copytree(tiny, here / "model")
     break_model(here / "model", how)
-    message = failed(capsys, 11, "run", sweep_file(here, "{build: tiny, seed: 7}", "{path: model}"))
+    message = failed(capsys, 2, "run", sweep_file(here, "{build: tiny, seed: 7}", "{path: model}"))
     assert says in message
     assert message.endswith(")")
     assert "engine" not in capsys.readouterr().out
@@ -217,6 +217,17 @@ def test_the_engines_own_commands_pass_through_with_their_codes(tiny: Path, caps
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert lines[-1]["type"] == "result"
     assert call(["engine", "run", *words, "--weight-budget", "10"]) == 13
+
+
+def test_exit_codes_of_the_engine_stay_with_its_commands_and_a_sweeps_broken_model_is_usage(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "empty").mkdir()
+    name = sweep_file(here, "{build: tiny, seed: 7}", "{path: empty}")
+    assert "genai_config.json" in failed(capsys, 2, "run", name)
+    assert "genai_config.json" in failed(capsys, 2, "run", name, "--dry-run")
+    assert call(["models", "check", "empty"]) == 11
+    assert call(["engine", "run", "--model", "empty", "--prompt-ids", "1", "--tokens", "1"]) == 11
 
 
 def test_a_bug_of_ours_never_reads_as_a_regression(

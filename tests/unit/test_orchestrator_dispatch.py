@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,15 @@ import pytest
 
 from jobs.adapters.base import RunOrder
 from jobs.adapters.native import NativeAdapter
+from jobs.errors import Conflict
+from jobs.judge import judge
 from jobs.model import ArmPlan, CellPlan, Limits, Manifest, RunSettings
 from jobs.provenance import tree_digest
 from jobs.store import Pending, Store
+from jobs.verdict import Verdict
 from orchestrator.cards import CardName
 from orchestrator.choose import simulated_cards
-from orchestrator.dispatch import Dispatcher, Happening, Stopped, ingest
+from orchestrator.dispatch import BEAT_S, Dispatcher, Happening, Stopped, ingest
 from orchestrator.embedded import half_done
 from orchestrator.outcome import RunOutcome, Spool
 from orchestrator.place import HostLost, InProcessPlacer, Ticket, WorkerLost
@@ -43,7 +46,10 @@ class Field:
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("")
         shutil.copyfile(FAKE, package / "__main__.py")
-        self.store = Store.open(f"sqlite:///{tmp_path / 'store.db'}", lambda: datetime.now(UTC))
+        self.now_s = 0.0  # what the store's clock is ahead
+        self.store = Store.open(
+            f"sqlite:///{tmp_path / 'store.db'}", lambda: datetime.now(UTC) + timedelta(seconds=self.now_s)
+        )
         self.works = WorkerSettings(tmp_path / "spool", tmp_path / "scratch", tmp_path / "locks")
         self.spool = Spool(self.works.spool)
         self.heard: list[Happening] = []
@@ -91,12 +97,21 @@ class Field:
         *,
         placer: InProcessPlacer | None = None,
         stopped: Callable[[], bool] = lambda: False,
+        beat_s: float = BEAT_S,
     ) -> Pending:
         placer = placer or InProcessPlacer(self.cards, self.make)
         hellos = placer.open()
         homes = half_done(self.store.judge_input(sweep_id))
         dispatcher = Dispatcher(
-            self.store, placer, sweep_id, manifest, "driver", homes=homes, stopped=stopped, tell=self.heard.append
+            self.store,
+            placer,
+            sweep_id,
+            manifest,
+            "driver",
+            homes=homes,
+            stopped=stopped,
+            tell=self.heard.append,
+            beat_s=beat_s,
         )
         try:
             dispatcher.seat(hellos)
@@ -196,6 +211,37 @@ def test_a_card_that_never_clears_ends_the_wait_with_its_reason(field: Field) ->
     assert (left.pending, left.leased_blocks, left.live_attempts) == (4, 0, 0)
 
 
+def test_field_19_a_card_that_stays_slowed_ends_in_an_open_verdict_and_not_in_a_fault(field: Field) -> None:
+    field.scripts["w0"] = [{"throttle_bits": 0x40}]
+    sweep_id, manifest = field.submit({"base": {}, "head": {}}, limits=Limits(queue_timeout_s=1))
+    begin_s = time.monotonic()
+    done = field.work(sweep_id, manifest)
+    assert time.monotonic() - begin_s < 8  # the wait is the queue's, once, and not once a run
+    assert (done.pending, done.exhausted, done.leased_blocks) == (0, 4, 0)
+    tries = field.attempts(sweep_id)["base"]
+    assert [state for state, _ in tries] == ["contaminated"] * 2
+    assert "hardware thermal slowdown" in tries[0][1]
+    verdict = judge(field.store.judge_input(sweep_id))
+    assert isinstance(verdict, Verdict)
+    assert verdict.exit_code == 3
+
+
+def test_a_driver_that_lost_its_block_exhausts_no_run_of_it(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {"silent": True}}, limits=Limits(attempts=1, queue_timeout_s=20))
+    robbed: list[str] = []
+
+    class Robbed(InProcessPlacer):
+        """Loses the block to another driver just after the attempt was stored."""
+
+        def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
+            super().acknowledge(worker, sweep_id, attempt_id)
+            robbed.extend(field.store.break_leases(sweep_id, "another driver") or ["-"])
+
+    with pytest.raises(Conflict, match="not held under fence"):
+        field.work(sweep_id, manifest, placer=Robbed(field.cards, field.make))
+    assert robbed
+
+
 class LossyPlacer(InProcessPlacer):
     """Loses the worker on its first run; `alive`: whether a new one can be had."""
 
@@ -221,6 +267,22 @@ def test_field_8_a_lost_worker_loses_one_attempt_and_a_new_one_goes_on(field: Fi
     assert done.complete == 4
     assert [state for state, _ in field.attempts(sweep_id)["base"]] == ["lost", "measured", "measured"]
     assert [h.kind for h in field.heard].count("lost") == 1
+
+
+def test_leases_live_on_while_a_new_worker_waits_for_its_card(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    stolen: list[object] = []
+
+    class Waiting(LossyPlacer):
+        def replace(self, worker: str) -> WorkerCard:
+            field.now_s = 50.0  # of a lease of 60
+            time.sleep(0.4)
+            field.now_s = 100.0
+            stolen.append(field.store.claim_block(sweep_id, "thief", 60))
+            return super().replace(worker)
+
+    assert field.work(sweep_id, manifest, placer=Waiting(field.cards, field.make), beat_s=0.05).complete == 4
+    assert stolen == [None]
 
 
 def test_a_lost_host_leaves_a_store_that_a_second_driver_finishes(field: Field) -> None:

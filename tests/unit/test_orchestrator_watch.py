@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import replace
 
@@ -99,3 +100,63 @@ def test_a_watch_stopped_at_once_has_one_sample() -> None:
 def test_a_book_without_samples_has_no_verdict() -> None:
     assert WatchBook(ClearPolicy()).report().verdict is None
     assert CardSnapshot("x").document()["used_bytes"] is None
+
+
+class FaultyProbe(ScriptedProbe):
+    """Breaks on its second look; later looks are fine again."""
+
+    looks = 0
+
+    def snapshot(self, uuid: str) -> CardSnapshot:
+        self.looks += 1
+        if self.looks == 2:
+            raise ValueError("a new reply")
+        return super().snapshot(uuid)
+
+
+def test_an_exception_in_one_sample_makes_the_watch_unknown_and_it_goes_on() -> None:
+    probe = FaultyProbe(["SIM-x-0"], time.monotonic)
+    watch = CardWatch(
+        probe, "SIM-x-0", WatchBook(ClearPolicy()), time.monotonic, tell=lambda _pids: (MINE, None), period_s=0.02
+    )
+    watch.start()
+    time.sleep(0.3)
+    report = watch.stop()
+    assert report.samples >= 3
+    assert report.verdict is not None
+    assert report.verdict.verdict == "unknown"
+    assert report.verdict.reasons == ("a sample of the card failed: ValueError: a new reply",)
+
+
+def test_an_exception_from_the_process_table_makes_the_watch_unknown() -> None:
+    def tell(_pids: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int] | None]:
+        raise PermissionError("/proc/7")
+
+    probe = ScriptedProbe(["SIM-x-0"], time.monotonic)
+    watch = CardWatch(probe, "SIM-x-0", WatchBook(ClearPolicy()), time.monotonic, tell=tell)
+    watch.start()
+    report = watch.stop()
+    assert report.samples == 0
+    assert report.verdict is not None
+    assert report.verdict.verdict == "unknown"
+
+
+def test_a_watch_that_hangs_is_unknown_and_does_not_hold_up_the_end() -> None:
+    free = threading.Event()
+
+    class HangingProbe(ScriptedProbe):
+        def snapshot(self, uuid: str) -> CardSnapshot:
+            free.wait(20)
+            return super().snapshot(uuid)
+
+    probe = HangingProbe(["SIM-x-0"], time.monotonic)
+    watch = CardWatch(
+        probe, "SIM-x-0", WatchBook(ClearPolicy()), time.monotonic, tell=lambda _pids: (MINE, None), end_wait_s=0.1
+    )
+    watch.start()
+    begin_s = time.monotonic()
+    report = watch.stop()
+    free.set()
+    assert time.monotonic() - begin_s < 2
+    assert report.verdict is not None
+    assert "hung" in report.verdict.reasons[0]
