@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.device.base import Granule
 from engine.device.sim import POISON, SimDevice, SimGraph
@@ -164,16 +165,16 @@ def test_calls_are_counted_where_they_happen(device: SimDevice) -> None:
     base = device.reserve(G)
     granule = device.create()
     device.map(base, granule)
-    source = np.zeros(100, np.uint8)
-    device.host_range(1, source)
-    device.copy_in(base, source)
-    device.copy_in(base, np.zeros(100, np.uint8))
+    weight = np.zeros(100, np.uint8)
+    device.host_range(1, weight)
+    for source in (weight, weight.copy(), weight[:50], weight[1:]):
+        device.copy_in(base, source)
     device.unmap(base)
     device.destroy(granule)
     device.alloc(5, "x")
     counted = device.tally.read()
     assert counted["vmm_calls"] == 1 + 2 + 1 + 1
-    assert counted["device_htod_bytes"] == 100, "only tagged copies are weight traffic"
+    assert counted["device_htod_bytes"] == 100, "only copies of a key's own host bytes, all of them, are weight traffic"
     assert counted["alloc_calls"] == 1
 
 
@@ -191,6 +192,10 @@ class Loaded:
     def bytes_of(self, name: str) -> bytes:
         """A key's bytes on the device."""
         return self.bench.device.copy_out(self.bench.key_address(name), self.size(name))
+
+    def source(self, name: str) -> NDArray[np.uint8]:
+        """A key's own host bytes: what is copied from here is that key, and counts as it."""
+        return self.bench.plan.keys[self.bench.key(name)].weight.data
 
     def size(self, name: str) -> int:
         """A key's size."""
@@ -223,15 +228,14 @@ def poison_one_byte(loaded: Loaded, name: str) -> None:
 def half_filled(loaded: Loaded, name: str) -> None:
     """The first half is filled anew, rightly; the second half never came."""
     device, address, half = loaded.bench.device, loaded.bench.key_address(name), loaded.size(name) // 2
-    right = np.frombuffer(loaded.bytes_of(name)[:half], np.uint8)
     device.fill(address, 2 * half, POISON)
-    device.copy_in(address, right)
+    device.copy_in(address, loaded.source(name)[:half])
 
 
 def other_layers_bytes(loaded: Loaded, name: str) -> None:
     """Layer 1's bytes at layer 0's place, as a slot that was not refilled would hold."""
-    other = name.replace("layers.0", "layers.1")
-    loaded.bench.device.copy_in(loaded.bench.key_address(name), loaded.bench.host_bytes(other))
+    foreign = loaded.source(name.replace("layers.0", "layers.1"))
+    loaded.bench.device.copy_in(loaded.bench.key_address(name), foreign)
 
 
 def other_layers_bytes_without_a_name(loaded: Loaded, name: str) -> None:
@@ -289,7 +293,7 @@ def test_a_whole_record_of_another_shape_is_read_in_this_shape(tiny: Path, captu
     _, untouched = loaded.fresh(tiny)
     device, bench = loaded.bench.device, loaded.bench
     for part in ("_Q4", "_scales"):
-        device.copy_in(bench.key_address(DOWN + part), bench.host_bytes(GATE + part))
+        device.copy_in(bench.key_address(DOWN + part), loaded.source(GATE + part))
     _, logits = loaded.onward()
     assert logits[0] != untouched[0]
     plain = Loaded(tiny, capture)
@@ -306,7 +310,7 @@ def test_the_right_bytes_put_back_heal(tiny: Path, capture: bool) -> None:
     untouched = loaded.fresh(tiny)
     for name in (GATE + "_Q4", GATE + "_scales"):
         poison(loaded, name)
-        loaded.bench.device.copy_in(loaded.bench.key_address(name), loaded.bench.host_bytes(name))
+        loaded.bench.device.copy_in(loaded.bench.key_address(name), loaded.source(name))
     assert loaded.onward() == untouched
 
 
