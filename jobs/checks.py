@@ -37,6 +37,10 @@ IMPOSSIBLE = ("not a storable number", "not finite")
 """How a reading begins that was replaced because it could not be: the store keeps no NaN."""
 
 
+_FLAGGED_GAPS = re.compile(r"generations\.\d+\.gaps\b")
+_FLAGGED_FIGURE = re.compile(r"generations\.\d+\.counters\b|equations\b")
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a run of the manifest ended. `word` is the engine's own kind of end, such as refused or non_finite."""
@@ -107,7 +111,10 @@ def length_fault(plan: CellPlan, generation: Generation) -> str:
 
 
 def invalid_figures(record: RunRecord) -> list[str]:
-    """Figures that cannot be: NaN and infinities anywhere, negative or fractional counts and bytes."""
+    """Figures that cannot be: NaN and infinities anywhere, negative or fractional counts and bytes.
+
+    The flags of a record say what could not be kept as it came; gaps among them are `non_finite_logits`.
+    """
     faults = [f"{name} is {value}" for name, value in sorted(record.counters.items()) if not _possible(name, value)]
     faults += [f"fact {name} is {value}" for name, value in sorted(record.facts.items()) if not _possible_fact(value)]
     for generation in record.generations:
@@ -120,11 +127,13 @@ def invalid_figures(record: RunRecord) -> list[str]:
         ]
         if generation.prefill_ns < 0 or any(ns < 0 for ns in generation.step_ns):
             faults.append(f"{where}: a negative time")
-    return faults
+    return faults + [flag for flag in record.flags if _FLAGGED_FIGURE.match(flag)]
 
 
 def non_finite_logits(record: RunRecord) -> str:
     """Where a top-2 gap or an id shows that logits were not numbers; empty when all are."""
+    if told := next((flag for flag in record.flags if _FLAGGED_GAPS.match(flag)), ""):
+        return told
     for generation in record.generations:
         for index, gap in enumerate(generation.gaps):
             if not is_finite(gap):

@@ -129,8 +129,9 @@ def judge_exact(
     rows = compare.exact_rows(base.measured, head.measured, plan.cell, manifest.expectations, standing)
     if standing.unjudged:
         return rows
-    absent = [row for row in rows if row.gating and row.klass in ABSENT]
-    if absent and not any(row.gating and row.klass not in ABSENT for row in rows):
+    unread = ABSENT | ({"varies"} if manifest.gate.exact == "advise" else set())  # where it blocks, varying has its own
+    absent = [row for row in rows if row.gating and row.klass in unread]
+    if absent and not any(row.gating and row.klass not in unread for row in rows):
         message = f"no gating metric could be compared: {_absence(absent[0], base, head)}"
         docket.add("MISSING", "exact", message, arm=head.name, run_ids=absent[0].run_ids)
         return rows

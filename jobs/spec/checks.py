@@ -24,6 +24,7 @@ VARIES_APART = ("build", "env")
 
 SOURCES = "checkout, installed, path:DIR, git:REF, or like: ARM in place of a source"
 MOST_CELLS = 10_000
+MOST_SOURCE = 4096
 ROLES: dict[str, ArmRole] = {"base": "base", "head": "head", "null": "null"}
 
 
@@ -49,18 +50,20 @@ def check_sweep(form: SweepForm, source: Source) -> None:
 
 def merged(form: SweepForm, name: str) -> ArmForm:
     """An arm with what it takes from `like` filled in."""
-    arm = form.arms[name]
-    if arm.like is None:
-        return arm
-    other = merged(form, arm.like)
-    return ArmForm(
-        source=arm.source or other.source,
-        role=arm.role,
-        adapter=arm.adapter or other.adapter,
-        build=arm.build if "build" in arm.model_fields_set else other.build,  # `build: null` takes none over
-        config={**other.config, **arm.config},
-        env={**other.env, **arm.env},
-    )
+    chain = [form.arms[name]]
+    while (like := chain[-1].like) is not None:
+        chain.append(form.arms[like])
+    made = chain.pop()
+    for arm in reversed(chain):
+        made = ArmForm(
+            source=arm.source or made.source,
+            role=arm.role,
+            adapter=arm.adapter or made.adapter,
+            build=arm.build if "build" in arm.model_fields_set else made.build,  # `build: null` takes none over
+            config={**made.config, **arm.config},
+            env={**made.env, **arm.env},
+        )
+    return made
 
 
 def role_of(form: SweepForm, name: str) -> ArmRole:
@@ -105,7 +108,10 @@ def _arm_likes(form: SweepForm, source: Source) -> Iterator[SpecError]:
             yield source.error((*path, "like"), f"arm {name!r} is like itself", "give one of them a source")
         elif arm.source is None and arm.like is None:
             yield source.error(path, f"arm {name!r} needs a source", SOURCES)
-        if arm.source is not None:
+        if arm.source is not None and len(arm.source) > MOST_SOURCE:
+            remedy = f"at most {MOST_SOURCE}"
+            yield source.error((*path, "source"), f"the source has {len(arm.source)} characters", remedy)
+        elif arm.source is not None:
             yield from _source(arm.source, (*path, "source"), source)
         for key, value in arm.config.items():
             yield from _config_value(key, value, (*path, "config", key), source)
@@ -175,10 +181,12 @@ def _matrix(form: SweepForm, source: Source) -> Iterator[SpecError]:
         if axis not in known:
             yield source.error(("matrix", axis), f"unknown matrix axis {axis!r}", nearest(axis, known))
             continue
+        seen: set[tuple[type, Any]] = set()
         for index, value in enumerate(values):
             path: Path_ = ("matrix", axis, index)
-            if any(value == earlier and type(value) is type(earlier) for earlier in values[:index]):
+            if (type(value), value) in seen:
                 yield source.error(path, f"{value!r} stands twice in {axis}", "remove one")
+            seen.add((type(value), value))
             if axis not in AXES_APART:
                 yield from _config_value(axis, value, path, source)
             elif value not in (defined := form.models if axis == "model" else form.prompts):

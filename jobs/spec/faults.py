@@ -6,7 +6,7 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -16,6 +16,9 @@ from jobs.errors import SpecError
 from jobs.spec.yaml_lines import Path_, Source
 
 F = TypeVar("F", bound=BaseModel)
+
+MOST_FAULTS = 20
+"""Faults told at once: who sees that many mends them first."""
 
 EXPECTED = {
     "int_type": "a whole number",
@@ -41,15 +44,13 @@ def parse(form: type[F], source: Source) -> F:
         return form.model_validate_json(json.dumps(source.values))
     except ValidationError as error:
         details = error.errors(include_url=False)
-    # A misspelt key is also a missing one: the nearest name says it better.
-    misspelt = {detail["loc"][:-1] for detail in details if detail["type"] == "extra_forbidden"}
-    told = [detail for detail in details if detail["type"] != "missing" or detail["loc"][:-1] not in misspelt]
-    raise first_of(_fault(form, source, detail) for detail in told)
+    told = sorted(_told(details), key=lambda detail: source.line(tuple(detail["loc"])))
+    raise first_of(_fault(form, source, detail) for detail in told[:MOST_FAULTS])
 
 
 def first_of(faults: Iterable[SpecError]) -> SpecError:
     """One error out of several of a file: the first by line carries the rest."""
-    first, *others = sorted(faults, key=lambda fault: fault.line or 0)
+    first, *others = sorted(faults, key=lambda fault: fault.line or 0)[:MOST_FAULTS]
     return SpecError(first.message, first.remedy, file=first.file, line=first.line, others=others)
 
 
@@ -79,6 +80,21 @@ def kind_of(value: Any) -> str:
     return "a list" if isinstance(value, list) else "a mapping"
 
 
+def _told(details: Sequence[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """Findings without those that only follow from another one.
+
+    A misspelt key is also a missing one: the nearest name says it better. A list or mapping with a faulty entry is
+    called too short as well, since pydantic leaves that entry out of its count.
+    """
+    misspelt = {detail["loc"][:-1] for detail in details if detail["type"] == "extra_forbidden"}
+    holders = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
+    for detail in details:
+        if detail["type"] == "missing" and detail["loc"][:-1] in misspelt:
+            continue
+        if detail["type"] != "too_short" or detail["loc"] not in holders:
+            yield detail
+
+
 def _fault(form: type[BaseModel], source: Source, detail: ErrorDetails) -> SpecError:
     path, kind, value = tuple(detail["loc"]), detail["type"], detail["input"]
     context = detail.get("ctx", {})
@@ -91,8 +107,10 @@ def _fault(form: type[BaseModel], source: Source, detail: ErrorDetails) -> SpecE
         return source.error(path, f"unknown key {path[-1]!r} in {spell(path[:-1])}", nearest(str(path[-1]), known))
     if kind == "missing":
         return source.error(path, f"{spell(path[:-1])} lacks the key {path[-1]!r}", "add it")
-    if kind == "too_short" and path[:1] == ("prompts",):
+    if kind == "too_short" and path[:1] == ("prompts",) and len(path) > 1:
         return source.error(path, f"the prompt {path[1]!r} is empty", "give at least one token id")
+    if kind == "too_long":
+        return source.error(path, f"{spell(path)} has too many entries", f"at most {context['max_length']}")
     if kind in {"too_short", "string_too_short"}:
         return source.error(path, f"{spell(path)} is empty", "give at least one, or leave the key out")
     if kind == "string_type" and value is None:
@@ -111,7 +129,7 @@ def _bound(kind: str, context: dict[str, Any]) -> str:
     words = {"greater_than_equal": ("ge", "or more"), "less_than_equal": ("le", "or less")}
     if kind in words:
         key, tail = words[kind]
-        return f"{context[key]:g} {tail} is needed"
+        return f"{context[key]:.12g} {tail} is needed"
     return f"more than {context['gt']:g} is needed"
 
 

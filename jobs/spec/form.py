@@ -14,6 +14,10 @@ from jobs.model import ArmRole, GateAction, Order
 
 NAME_RULE = r"^[a-z0-9][a-z0-9._-]*$"
 MOST_TOKEN_ID = 2**31 - 1
+MOST_ARMS = 64
+MOST_SECONDS = 30 * 24 * 3600.0
+MOST_TIMES = 1_000_000
+"""Bound on whatever is done again and again: more is a slip of the keyboard, and would never end."""
 
 Scalar = str | int | float | bool | None
 
@@ -28,6 +32,8 @@ Name = Annotated[str, Field(pattern=NAME_RULE, max_length=80)]
 OneValue = Annotated[Any, BeforeValidator(_scalar)]
 Text = Annotated[str, Field(min_length=1)]
 TokenId = Annotated[int, Field(ge=0, le=MOST_TOKEN_ID)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
+Tokens = Annotated[int, Field(ge=1, le=MOST_TOKEN_ID)]
 
 
 class Form(BaseModel):
@@ -56,7 +62,7 @@ class BuildForm(Form):
 
     command: Text
     outputs: Annotated[tuple[Text, ...], Field(min_length=1)]
-    timeout_s: Annotated[float, Field(gt=0)] = 1800.0
+    timeout_s: Seconds = 1800.0
 
 
 class ArmForm(Form):
@@ -74,11 +80,11 @@ class ArmForm(Form):
 class RunForm(Form):
     """How each run generates."""
 
-    tokens: Annotated[int, Field(ge=1)]
-    generations: Annotated[int, Field(ge=1)] = 3
-    warmups: Annotated[int, Field(ge=0)] = 0
+    tokens: Tokens
+    generations: Annotated[int, Field(ge=1, le=MOST_TIMES)] = 3
+    warmups: Annotated[int, Field(ge=0, le=MOST_TIMES)] = 0
     ignore_eos: bool = False
-    decode_skip: Annotated[int, Field(ge=1)] = 1
+    decode_skip: Tokens = 1
     device: Literal["auto", "sim", "cuda"] = "auto"
 
 
@@ -124,10 +130,10 @@ class GateForm(Form):
 class LimitsForm(Form):
     """Bounds on time and retries."""
 
-    run_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    queue_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
-    attempts: Annotated[int, Field(ge=1)] = 3
-    contamination_reruns: Annotated[int, Field(ge=0)] = 2
+    run_timeout_s: Seconds = 600.0
+    queue_timeout_s: Seconds = 3600.0
+    attempts: Annotated[int, Field(ge=1, le=1000)] = 3
+    contamination_reruns: Annotated[int, Field(ge=0, le=1000)] = 2
     follow_ups: Annotated[int, Field(ge=0)] = 4
 
 
@@ -170,7 +176,7 @@ class SweepForm(Form):
     description: str = ""
     models: Annotated[dict[Name, ModelForm], Field(min_length=1)]
     prompts: Annotated[dict[Name, PromptForm], Field(min_length=1)]
-    arms: Annotated[dict[Name, ArmForm], Field(min_length=1)]
+    arms: Annotated[dict[Name, ArmForm], Field(min_length=1, max_length=MOST_ARMS)]
     matrix: dict[str, Annotated[tuple[OneValue, ...], Field(min_length=1)]] = {}
     varies: tuple[str, ...] = ()
     run: RunForm

@@ -25,9 +25,13 @@ from jobs.model import (
 from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel, Resolver
 from jobs.spec.checks import AXES_APART, check_expectations, check_sweep, merged, role_of
 from jobs.spec.faults import parse
+from jobs.spec.fits import model_bounds
 from jobs.spec.form import ExpectationForm, ExpectationsForm, Scalar, SweepForm
 from jobs.spec.reviewed import expectations_at
-from jobs.spec.yaml_lines import Path_, Source, read_lines
+from jobs.spec.yaml_lines import MOST_FILE_BYTES, Path_, Source, read_lines, too_large
+
+MOST_SHOWN = 80
+"""Characters of a path in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +71,14 @@ def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
     form = spec.form
     arms = tuple(_arm(spec, name, resolver) for name in form.arms)
     models = {name: _model(spec, name, resolver) for name in _axis(form, "model")}
+    cells = _cells(spec, models, resolver)
     common = form.model_dump(mode="python")
     return Manifest(
         name=form.sweep,
         description=form.description,
         source_text=spec.source.text,
         arms=arms,
-        cells=_cells(spec, models, resolver),
+        cells=cells,
         varies=form.varies,
         gate=Gate(**common["gate"]),
         identity=IdentityContract(**common["identity"]),
@@ -95,7 +100,11 @@ def _expectations(spec: SweepSpec, base: ArmPlan) -> tuple[Expectation, ...]:
 
 def _read(path: Path, remedy: str) -> Source:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as stream:
+            data = stream.read(MOST_FILE_BYTES + 1)
+        if len(data) > MOST_FILE_BYTES:
+            raise too_large(str(path))
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecError("the file is not UTF-8 text", "save it as UTF-8", file=str(path)) from error
     except OSError as error:
@@ -110,7 +119,7 @@ def _axis(form: SweepForm, axis: str) -> tuple[str, ...]:
 
 def _model(spec: SweepSpec, name: str, resolver: Resolver) -> ResolvedModel:
     form = spec.form.models[name]
-    path = None if form.path is None else (spec.folder / form.path).resolve()
+    path = None if form.path is None else _on_disk(spec, ("models", name, "path"), form.path)
     try:
         return resolver.model(name, ModelSource(path=path, build=form.build, seed=form.seed))
     except SpecError as error:
@@ -137,7 +146,7 @@ def _arm(spec: SweepSpec, name: str, resolver: Resolver) -> ArmPlan:
     assert arm.source is not None, name
     kind, _, value = arm.source.partition(":")
     if kind == "path":
-        value = str((spec.folder / Path(value).expanduser()).resolve())
+        value = str(_on_disk(spec, ("arms", name, "source"), value))
     build = None if arm.build is None else BuildPlan(**arm.build.model_dump())
     try:
         found: ResolvedArm = resolver.arm(name, ArmSource(kind, value, build))  # type: ignore[arg-type]
@@ -157,6 +166,37 @@ def _arm(spec: SweepSpec, name: str, resolver: Resolver) -> ArmPlan:
     )
 
 
+def _fits(spec: SweepSpec, model: str, found: ResolvedModel, prompt: str, ids: tuple[int, ...]) -> None:
+    """Raise SpecError for a prompt that the engine would refuse in every run, which the model's own config tells."""
+    bounds, tokens = model_bounds(found.path), spec.form.run.tokens
+    if bounds.vocabulary is not None and max(ids) >= bounds.vocabulary:
+        raise spec.source.error(
+            ("prompts", prompt),
+            f"the prompt {prompt!r} has the id {max(ids)}, and the vocabulary of model {model!r} ends at "
+            f"{bounds.vocabulary - 1}",
+            "take ids of the model's own tokenizer",
+        )
+    if bounds.context is not None and len(ids) + tokens > bounds.context:
+        raise spec.source.error(
+            ("run", "tokens"),
+            f"the prompt {prompt!r} and run.tokens need {len(ids) + tokens} positions, model {model!r} has "
+            f"{bounds.context}",
+            "ask for fewer tokens, or shorten the prompt",
+        )
+
+
+def _on_disk(spec: SweepSpec, key: Path_, text: str) -> Path:
+    """A path that the file names. Raises SpecError where it cannot be one: no such user, a loop, a name too long."""
+    try:
+        path = (spec.folder / Path(text).expanduser()).resolve()
+        path.exists()  # Python passes over a path that is not there, and raises for one that cannot be
+    except (OSError, RuntimeError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error).partition(" from ")[0].rstrip(".")
+        shown = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}…"
+        raise spec.source.error(key, f"the path {shown!r} cannot be used: {why}", "give a folder's path") from error
+    return path
+
+
 def _placed(spec: SweepSpec, path: Path_, error: SpecError) -> SpecError:
     """The same error, of the same class, pointing into the sweep file unless it already points somewhere."""
     if error.file:
@@ -168,6 +208,8 @@ def _cells(spec: SweepSpec, models: Mapping[str, ResolvedModel], resolver: Resol
     form = spec.form
     prompts = _axis(form, "prompt")
     ids = {(m, p): _prompt_ids(spec, p, models[m], resolver) for m in models for p in prompts}
+    for (model, prompt), taken in ids.items():
+        _fits(spec, model, models[model], prompt, taken)
     axes = {name: values for name, values in form.matrix.items() if name not in AXES_APART}
     cells = []
     for model, prompt in itertools.product(models, prompts):

@@ -1,9 +1,9 @@
 """YAML with line numbers: plain values, the line of every key and item, and no silent surprises.
 
 Refused, each with its line: duplicate keys (both lines), merge keys, NaN and infinity, NUL and lone surrogates, several
-documents, aliases that loop or multiply. Keys are text, so an arm can be called `null`. Only `true` and `false` are
-booleans and only plain decimals are whole numbers, as in YAML 1.2: `off` is a word here (a gate can be `off`), and
-`1:30` is not ninety.
+documents, aliases that loop or multiply, more values or bytes than a person writes, tags that do not fit their text.
+Keys are text, so an arm can be called `null`. Only `true` and `false` are booleans and only plain decimals are whole
+numbers, as in YAML 1.2: `off` is a word here (a gate can be `off`), and `1:30` is not ninety.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from jobs.errors import SpecError
 Path_ = tuple[str | int, ...]
 """Where a value stands in a document: keys and list indices from the top."""
 
+MOST_FILE_BYTES = 2**20
 MOST_NODES = 100_000
 MOST_DIGITS = 40
 NOT_STORABLE = re.compile("[\0\ud800-\udfff]")
@@ -46,9 +47,29 @@ class Source:
         return SpecError(message, remedy, file=self.file, line=self.line(path))
 
 
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with the scalar rules above."""
+class _TooMany(yaml.MarkedYAMLError):
+    """More values than a sweep file can mean."""
 
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with the scalar rules above, which stops at too many values instead of reading on for minutes."""
+
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self.values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.values += 1
+        if self.values > MOST_NODES:
+            problem = f"the file holds more than {MOST_NODES} values"
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise _TooMany(problem=problem, problem_mark=mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+
+SCALARS: dict[str, re.Pattern[str]] = {}
+"""Kind of scalar -> what one looks like, for a tag (`!!int x`) can claim it of any text."""
 
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in (
@@ -63,11 +84,14 @@ for _tag, _pattern, _first in (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
     ("merge", r"<<", "<"),
 ):
+    SCALARS[_tag] = re.compile(_pattern, re.ASCII)
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
 
 
 def read_lines(text: str, file: str) -> Source:
     """Parse one YAML document. Raises SpecError with file and line."""
+    if len(text) > MOST_FILE_BYTES:
+        raise too_large(file)
     try:
         node = yaml.compose(text, _Loader)
     except RecursionError as error:
@@ -82,6 +106,11 @@ def read_lines(text: str, file: str) -> Source:
     source = Source(file, text, None)
     values = _Builder(source).build(node, ()) if node is not None else None
     return Source(file, text, values, source.lines)
+
+
+def too_large(file: str) -> SpecError:
+    """Why a file is not even parsed."""
+    return SpecError(f"the file is larger than {MOST_FILE_BYTES} bytes", "split the sweep", file=file)
 
 
 class _Builder:
@@ -130,6 +159,9 @@ class _Builder:
         line = node.start_mark.line + 1
         if kind == "str":
             return self.text(text, line)
+        if kind in SCALARS and not SCALARS[kind].fullmatch(text):
+            shown = repr(text) if len(text) <= MOST_DIGITS else "a text"
+            raise self.at(line, f"tag {node.tag!r} does not fit {shown}", "write a plain value without a tag")
         if kind == "null":
             return None
         if kind == "bool":
@@ -159,6 +191,8 @@ class _Builder:
 
 
 def _remedy(problem: str) -> str:
+    if problem.startswith("the file holds more"):
+        return "split the sweep"
     if "'\\t'" in problem:
         return "indent with spaces, not tabs"
     if "single document" in problem or "but found another document" in problem:

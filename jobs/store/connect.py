@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
@@ -54,7 +57,10 @@ class Database:
         with self._explained(), self._engine.connect() as connection:
             if not self.is_sqlite:
                 connection = connection.execution_options(isolation_level="REPEATABLE READ")
-            yield connection
+            try:
+                yield connection
+            except ValueError as error:  # a reader only takes apart what it read, so any of these is a broken row
+                raise self._unreadable(error) from error
 
     def write(self, action: Callable[[Connection], T]) -> T:
         """Run `action` in one transaction; try again, a bounded number of times, when locked out or cut off.
@@ -98,6 +104,19 @@ class Database:
             if isinstance(error, IntegrityError):
                 raise Conflict(f"store {self.shown}: {reason}", "another writer was first; read its state") from error
             raise StoreError(f"store {self.shown}: {reason}", self._remedy(reason)) from error
+        except (JSONDecodeError, ValidationError, struct.error) as error:
+            raise self._unreadable(error) from error
+
+    def _unreadable(self, error: Exception) -> StoreError:
+        """A row that assay cannot have written as it stands: changed by hand, or by a failing disk."""
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            why = f"{error.title}: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        else:
+            why = (str(error).splitlines() or [type(error).__name__])[0]
+        return StoreError(
+            f"store {self.shown}: a row cannot be read: {why}", "it was changed or damaged; restore it from a backup"
+        )
 
     def _remedy(self, reason: str) -> str:
         if "unable to open" in reason and self.file is not None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import typer
 
 from jobs import migrate
-from orchestrator.commands.terminal import JsonOption, StoreOption, say, say_json, settings_for
-from orchestrator.settings import STORE_FILE
+from jobs.errors import StoreError
+from orchestrator.commands.terminal import JsonOption, StoreOption, open_store, say, say_json, settings_for
+from orchestrator.settings import STORE_FILE, Settings
+
+MOST_SWEEPS = 2**31 - 1
 
 
 def add_to(app: typer.Typer) -> None:
@@ -33,10 +36,28 @@ def upgrade(store: StoreOption = None, as_json: JsonOption = False) -> None:
 
 
 def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
-    """Succeed only if a store exists and is at the newest revision."""
+    """Succeed only if a store exists, is at the newest revision, and every sweep in it can be read."""
     given = settings_for(store)
     state = migrate.check(given.store_url)
+    sweeps = _read_all(given)
     if as_json:
-        say_json({"store": given.store_url, "revision": state.current})
+        say_json({"store": given.store_url, "revision": state.current, "sweeps": sweeps})
     else:
-        say(f"{given.store_url} is at the newest revision, {state.current}")
+        say(f"{given.store_url} is at the newest revision, {state.current}; {sweeps} sweeps can be read")
+
+
+def _read_all(given: Settings) -> int:
+    """How many sweeps there are, each read as judge and reports do. Raises StoreError that names the first broken."""
+    opened = open_store(given)
+    try:
+        rows = opened.sweeps(MOST_SWEEPS)
+        for row in rows:
+            try:
+                opened.judge_input(row.id)
+                opened.verdict(row.id)
+                opened.events(row.id)
+            except StoreError as error:
+                raise StoreError(f"sweep {row.id}: {error.message}", error.remedy) from error
+    finally:
+        opened.close()
+    return len(rows)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.docket import EVIDENCE
 from jobs.gates import CLOSING, GATING
 from jobs.judge import judge, stamped
 from jobs.model import Equation, Expectation, Gate, IdentityContract, JudgeInput, Missing, RunSettings
@@ -71,9 +74,34 @@ def test_a_figure_that_cannot_be_breaks_the_record(documents: Any, value: Any, a
     assert (verdict.outcome, verdict.exit_code) == ("BROKEN_INVARIANT", 1)
 
 
+@pytest.mark.parametrize(
+    ("flag", "outcome"),
+    [
+        ("generations.1.gaps: not finite", "VIOLATION"),
+        ("generations.1.counters.decode.hits: nan", "BROKEN_INVARIANT"),
+        ("equations.0: inf", "BROKEN_INVARIANT"),
+    ],
+)
+def test_what_the_store_could_not_keep_is_judged_by_its_flag(documents: Any, flag: str, outcome: str) -> None:
+    verdict = verdict_of(documents.sweep(head=documents.stable_arm(record={"flags": (flag,)})))
+    assert (verdict.outcome, verdict.exit_code) == (outcome, 1)
+    assert flag in verdict.headline
+
+
+def test_a_flag_of_text_alone_breaks_nothing(documents: Any) -> None:
+    flagged = documents.stable_arm(record={"flags": ("log_tail: NUL or half a surrogate pair",)})
+    assert verdict_of(documents.sweep(head=flagged)).outcome == "IMPROVED"
+
+
 def test_an_absent_gating_metric_of_a_gate_that_advises_is_noted_and_no_pass(documents: Any) -> None:
     doc = documents.sweep(head=documents.arm(changes={"step_kernels": None}), gate=EVERY)
     verdict = verdict_of(doc)
+    assert (verdict.outcome, verdict.exit_code) == ("MISSING", 0)
+
+
+def test_a_gating_metric_that_varies_is_no_pass_where_its_gate_advises(documents: Any) -> None:
+    head = documents.arm(by_run=lambda run: {"step_kernels": 640 + run})
+    verdict = verdict_of(documents.sweep(head=head, gate=EVERY))
     assert (verdict.outcome, verdict.exit_code) == ("MISSING", 0)
 
 
@@ -284,3 +312,15 @@ def test_a_change_that_head_declares_itself_is_said_to_be(documents: Any) -> Non
     verdict = verdict_of(documents.sweep(head=head, expectations=(declared,)))
     assert (verdict.outcome, verdict.exit_code) == ("DECLARED", 0)
     assert exact(verdict, "step_kernels").note == "self-declared: a fused kernel"
+
+
+# ---- the docs ----------------------------------------------------------------------------------------------------
+
+
+def test_the_docs_name_what_gates_and_what_is_evidence(checkout: Path) -> None:
+    text = (checkout / "docs/verdicts.md").read_text(encoding="utf-8")
+    gating = text.split("## Which metrics gate")[1].split(": lower is better")[0]
+    assert set(re.findall(r"`(\w+)`", gating)) == GATING
+    evidence = re.search(r"((?:`[A-Z_]+`[,\s and]*)+) mean that nothing is proven", text)
+    assert evidence is not None
+    assert set(re.findall(r"`([A-Z_]+)`", evidence[1])) == EVIDENCE
