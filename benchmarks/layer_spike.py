@@ -1,7 +1,7 @@
 """One decoder layer from the plan to a replayed CUDA graph, with one weight streamed inside the graph.
 
 A probe of the plan's form, kept so that it can be run again; its kernels are plain and right, not fast. It proves that
-the data of `engine.lower.lower` alone binds every launch, that each step agrees with the NumPy reference, that eager,
+the data of `engine.bind.lower` alone binds every launch, that each step agrees with the NumPy reference, that eager,
 captured, and captured-and-streamed passes give the same bits, that a graph holds the nodes, bytes and edges predicted
 from the plan and its copies, and that a fresh granule mapped under a key's addresses is what a graph recorded before
 then reads. Times are of one card, one process. Takes any served float32 model folder with float zero points; streams
@@ -36,7 +36,7 @@ from engine import kernels
 from engine.config import RunRequest
 from engine.graph import DTYPES, Graph
 from engine.kv import bucket
-from engine.lower import lower
+from engine.bind import lower
 from engine.onnx_load import load
 from engine.plan import Plan
 from engine.run import execute
