@@ -27,6 +27,9 @@ _HALF_ULP = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
 """Spacing of half types, relative: their expected values were rounded at every step, ours once, so two of these may lie
 between."""
 
+VERSION = onnx.__version__
+"""Of the installed onnx package, whose cases these are."""
+
 Outcome = Literal["passed", "failed", "refused", "not claimed"]
 
 

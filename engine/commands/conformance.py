@@ -122,7 +122,7 @@ def markdown(results: Sequence[CaseResult]) -> str:
         rows.append(f"| {name} | {cells} |")
     totals = Counter(result.outcome for result in results)
     summary = ", ".join(f"{totals[outcome]} {outcome}" for outcome in OUTCOMES)
-    return HEADING + "\n".join(rows) + f"\n\n{len(results)} cases: {summary}.\n"
+    return HEADING + "\n".join(rows) + f"\n\n{len(results)} cases of onnx {conformance.VERSION}: {summary}.\n"
 
 
 def _counts(counter: Counter[Any]) -> dict[str, int]:
