@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from importlib import import_module
@@ -12,11 +13,28 @@ import typer
 from engine.errors import EngineError
 from jobs.errors import JobsError
 from orchestrator.cards import ProbeError
+from orchestrator.commands.shown import MOST_OF_AN_ERROR, shown
+from orchestrator.commands.streams import READER_GONE, Streams, take_streams
 from orchestrator.place import HostLost
 from orchestrator.version import harness_version
 
 HOST_FAULT = 4
 USAGE = 2
+INTERRUPTED = 130
+VERDICT_COMMANDS = ("run", "judge", "gate")
+"""Commands whose exit code is a verdict's, and stays so when nobody reads their output."""
+OS_REMEDIES = {
+    errno.EACCES: "make it accessible, or name another place",
+    errno.EPERM: "make it accessible, or name another place",
+    errno.EROFS: "it is read-only; name another place",
+    errno.ENOENT: "create it, or name another place",
+    errno.EEXIST: "remove it, or name another place",
+    errno.ENOTDIR: "a folder is needed there; name another place",
+    errno.EISDIR: "a file is needed there; name another place",
+    errno.ENOSPC: "free space there",
+    errno.EDQUOT: "free space there",
+    errno.ENAMETOOLONG: "name a shorter one",
+}
 ENGINE_COMMANDS = ("engine", "models")
 """Commands that end with the engine's own exit codes; those of all others are 0 to 4."""
 # typer names the subclasses only, and has moved the class itself between versions
@@ -74,7 +92,21 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
-    sys.exit(call(sys.argv[1:]))
+    arguments = sys.argv[1:]
+    command = _command(arguments)
+    streams = take_streams(quiet=command != "engine")  # a long run without a reader ends, with a code of its own
+    sys.exit(_ended(call(arguments), command, streams))
+
+
+def _ended(code: int, command: str, streams: Streams) -> int:
+    """The exit code once all output is out. A verdict's stands though nobody reads on; of others 0 becomes 141."""
+    failure = streams.end()
+    if failure is not None:
+        code = _fail(_os_words(failure), HOST_FAULT)
+    elif streams.out.reader_gone and code == 0 and command not in VERDICT_COMMANDS:
+        code = READER_GONE
+    streams.end()
+    return code
 
 
 def call(arguments: list[str]) -> int:
@@ -87,8 +119,14 @@ def call(arguments: list[str]) -> int:
         return _fail(str(exc), exc.exit_code)
     except EngineError as exc:  # elsewhere 10 to 16 mean nothing: what a sweep names cannot be used, so it is usage
         return _fail(str(exc), exc.exit_code if _command(arguments) in ENGINE_COMMANDS else USAGE)
-    except (ProbeError, HostLost, OSError) as exc:
+    except (ProbeError, HostLost) as exc:
         return _fail(str(exc), HOST_FAULT)
+    except OSError as exc:
+        return _fail(_os_words(exc), HOST_FAULT)
+    except typer.Abort:
+        return INTERRUPTED
+    except SystemExit:  # typer leaves with code 1 when a pipe breaks
+        return READER_GONE
     except Exception:  # noqa: BLE001 - the process edge: Python's own exit code 1 would read as a regression
         traceback.print_exc()
         return _fail("this is a bug in assay; nothing is known about the engine under test", HOST_FAULT)
@@ -107,9 +145,17 @@ def _usage(exc: BaseException) -> int:
 
 
 def _fail(message: str, code: int) -> int:
-    for line in message.splitlines():
-        sys.stderr.write(f"error: {line}\n")
+    for line in message.rstrip("\n").split("\n"):
+        sys.stderr.write(f"error: {shown(line, MOST_OF_AN_ERROR)}\n")
     return code
+
+
+def _os_words(error: OSError) -> str:
+    """What the system refused, with the file where it names one, and what to do about it."""
+    if error.filename is None or error.strerror is None:
+        return error.strerror or str(error)
+    remedy = OS_REMEDIES.get(error.errno or 0)
+    return f"{error.filename}: {error.strerror}" + (f" ({remedy})" if remedy else "")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from orchestrator.commands.shown import shown
 from orchestrator.dispatch import Happening
 
 
@@ -43,7 +44,7 @@ class SweepProgress:
         """Show one happening."""
         where = f"{happening.cell} · {happening.arm}"
         if happening.kind == "begin":
-            self._bar.update(self._task, description=where)
+            self._bar.update(self._task, description=shown(where))
             return
         if happening.counts is not None:
             settled = happening.counts.complete + happening.counts.exhausted
@@ -56,4 +57,4 @@ class SweepProgress:
         self._line(f"{where}: {happening.kind}: {happening.text}")
 
     def _line(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(shown(text)), soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
+from jobs.errors import SpecError
 from orchestrator.lock import lock_folder
 
 STORE_FILE = Path(".assay/store.db")
@@ -60,7 +62,7 @@ def settings(
     environ: Mapping[str, str], cwd: Path | None = None, store: str | None = None, out: Path | None = None
 ) -> Settings:
     """Settings for a command: `store` is a URL or a file's path, default `.assay/store.db` under `cwd`."""
-    here = cwd or Path.cwd()
+    here = cwd or _cwd()
     return Settings(
         cwd=here,
         store_url=store_url(store, here),
@@ -73,7 +75,21 @@ def settings(
 
 
 def store_url(store: str | None, cwd: Path) -> str:
-    """A store's URL from what a user writes: a URL, or the path of an SQLite file."""
+    """A store's URL from what a user writes: a URL, or the path of an SQLite file. Raises SpecError."""
     if store is None:
         return f"sqlite:///{cwd / STORE_FILE}"
-    return store if "://" in store else f"sqlite:///{cwd / Path(store).expanduser()}"
+    if "://" in store:
+        return store
+    if not store.strip():
+        raise SpecError("--store is empty", "name a store: a URL or an SQLite file")
+    try:
+        return f"sqlite:///{cwd / Path(store).expanduser()}"
+    except RuntimeError as error:  # ~nobody/x
+        raise SpecError(f"--store {store!r}: there is no such user's folder", "write the path out") from error
+
+
+def _cwd() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise OSError(errno.ENOENT, "the current folder is gone (change to one that exists)") from error

@@ -16,6 +16,8 @@ from orchestrator.commands.terminal import (
     OutOption,
     StoreOption,
     open_store,
+    out_file,
+    out_folder,
     say,
     say_json,
     settings_for,
@@ -52,6 +54,7 @@ def report(
 ) -> None:
     """Render a sweep's verdict: a PR comment, a page (with --out, a folder of pages), JSON or text."""
     form = Form.json if as_json else form
+    out = out_folder(out) if form is Form.html and out is not None else out_file(out)
     opened = open_store(settings_for(store))
     try:
         sweep_id = opened.resolve_id(sweep, "swp")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -11,13 +14,26 @@ from typing import Annotated, Any
 import typer
 from ulid import ULID
 
+from engine.errors import EngineError
+from jobs import migrate
 from jobs.errors import SpecError
 from jobs.model import Manifest
 from jobs.order import run_order
 from jobs.provenance import harness_digest, own_root
 from jobs.spec import SweepSpec, load, plan
 from jobs.store import Store
-from orchestrator.commands.terminal import JsonOption, StoreOption, open_store, say, say_json, say_table, settings_for
+from jobs.store.connect import parse_url
+from orchestrator.commands.shown import shown
+from orchestrator.commands.terminal import (
+    JsonOption,
+    StoreOption,
+    open_store,
+    out_folder,
+    say,
+    say_json,
+    say_table,
+    settings_for,
+)
 from orchestrator.conclude import Concluded, judge_sweep, write_reports
 from orchestrator.dispatch import Stopped
 from orchestrator.embedded import StopFlag, cards_of_host, run_embedded
@@ -37,6 +53,9 @@ OutFolderOption = Annotated[
 CardsOption = Annotated[str, typer.Option("--cards", metavar="auto|N", help="how many cards to use")]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="go on with this sweep's newest unjudged submission")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="print cells, runs and time, and run nothing")]
+
+CARDS = re.compile("[1-9][0-9]{0,17}")
+MOST_CARDS = 1024
 
 
 def add_to(app: typer.Typer) -> None:
@@ -59,9 +78,14 @@ def run(
     if dry_run:
         _show_plan(sweep, given, as_json)
         return
+    out_folder(given.out)
+    by_id = resume and not os.path.exists(sweep)  # noqa: PTH110 - Path.exists raises for a name that is too long
+    spec = None if by_id else load(Path(sweep))
+    if resume:
+        _has_store(given, sweep, spec)
     with_store = open_store(given, migrate=True)
     try:
-        sweep_id, manifest = _submitted(with_store, sweep, given, resume)
+        sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume)
         _work(with_store, sweep_id, manifest, asked, given, f"assay run {sweep} --resume{_store_words(store)}")
         verdict = judge_sweep(with_store, sweep_id)
         done = write_reports(with_store, sweep_id, verdict, given.out)
@@ -74,17 +98,28 @@ def run(
 def _asked(cards: str) -> int | None:
     if cards == "auto":
         return None
-    if not cards.isdigit() or int(cards) < 1:
-        raise SpecError(f"--cards {cards!r} is no number of cards", "give auto, or a whole number above zero")
+    if not CARDS.fullmatch(cards):
+        remedy = f"give auto, or a whole number from 1 to {MOST_CARDS}"
+        raise SpecError(f"--cards {cards!r} is no number of cards", remedy)
+    if int(cards) > MOST_CARDS:
+        raise SpecError(f"--cards {cards}: no host has as many", f"give auto, or at most {MOST_CARDS}")
     return int(cards)
 
 
-def _submitted(store: Store, sweep: str, given: Settings, resume: bool) -> tuple[str, Manifest]:
-    """The sweep to work on: a fresh submission, or with `resume` an open one."""
+def _has_store(given: Settings, sweep: str, spec: SweepSpec | None) -> None:
+    """Raise SpecError when there is no store to resume from: one must not come into being by that."""
+    if migrate.current(given.store_url).current is None:
+        what = f"no id begins with {sweep!r}" if spec is None else f"no unjudged sweep {spec.form.sweep!r}"
+        place = parse_url(given.store_url).render_as_string(hide_password=True)
+        remedy = "name the store with --store" if spec is None else "name the store with --store, or leave --resume out"
+        raise SpecError(f"{what} in this store: {place} is not there or empty", remedy)
+
+
+def _submitted(store: Store, sweep: str, spec: SweepSpec | None, given: Settings, resume: bool) -> tuple[str, Manifest]:
+    """The sweep to work on: a fresh submission, or with `resume` an open one, by its id where there is no file."""
     harness = harness_digest(own_root())
-    if resume and not Path(sweep).exists():
+    if spec is None:
         return open_by_id(store, sweep, harness)
-    spec = load(Path(sweep))
     sys.stderr.write("resolving models, prompts and arms\n")
     manifest = _planned(spec, given)
     if resume:
@@ -103,13 +138,30 @@ def _planned(spec: SweepSpec, given: Settings) -> Manifest:
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        return plan(spec, LocalResolver(given, tell=lambda line: print(line, file=sys.stderr)))
+        return plan(spec, LocalResolver(given, tell=lambda line: print(shown(line), file=sys.stderr)))
+    except (EngineError, OSError) as error:
+        _blame_cache(given, error)
+        raise
     except KeyboardInterrupt:
         sys.stderr.write("stopped; nothing was submitted\n")
         raise typer.Exit(128 + heard[0]) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _blame_cache(given: Settings, error: Exception) -> None:
+    """Raise OSError that names the cache when that is what cannot be written: the user gave no folder here."""
+    try:
+        given.models.mkdir(parents=True, exist_ok=True)
+        given.trees.mkdir(parents=True, exist_ok=True)
+        writable = all(os.access(place, os.W_OK | os.X_OK) for place in (given.models, given.trees))
+        why = "" if writable else os.strerror(errno.EACCES)
+    except OSError as cause:
+        why = cause.strerror or str(cause)
+    if why:
+        remedy = "set XDG_CACHE_HOME to a folder that can be"
+        raise OSError(errno.EIO, f"the cache {given.cache} cannot be written: {why} ({remedy})") from error
 
 
 def _work(
@@ -155,7 +207,7 @@ def _show(done: Concluded, sweep_id: str, given: Settings, as_json: bool) -> Non
         return
     for table in tables(verdict):
         say_table(table.title, table.headings, table.rows)
-    say(f"\n{verdict.outcome}: {verdict.headline}\nnext: {verdict.next_step}\n")
+    say(f"\n{verdict.outcome}: {shown(verdict.headline)}\nnext: {verdict.next_step}\n")
     say(f"sweep    {sweep_id}")
     for word, path in {**paths, "store": given.store_url}.items():
         say(f"{word:<8} {path}")

@@ -10,6 +10,7 @@ import typer
 from jobs.errors import SpecError
 from jobs.store import Store
 from jobs.verdict import Verdict
+from orchestrator.commands.shown import shown
 from orchestrator.commands.terminal import (
     IdArgument,
     JsonOption,
@@ -76,7 +77,7 @@ def show_verdict(sweep_id: str, verdict: Verdict, as_json: bool) -> None:
         say_json({"sweep": sweep_id, "outcome": verdict.outcome, "exit_code": verdict.exit_code,
                   "headline": verdict.headline, "next_step": verdict.next_step})  # fmt: skip
     else:
-        say(f"{verdict.outcome} (exit {verdict.exit_code}): {verdict.headline}")
+        say(f"{verdict.outcome} (exit {verdict.exit_code}): {shown(verdict.headline)}")
 
 
 def _show_all(store: Store, as_json: bool) -> None:
@@ -107,4 +108,4 @@ def _show_one(store: Store, sweep_id: str, as_json: bool) -> None:
     )
     for event in events[-SHOWN_EVENTS:]:
         change = f"{event.frm or 'new'} -> {event.target}" if event.target else event.kind
-        say(f"{event.at:%H:%M:%S} {event.subject} {change} {event.message}".rstrip())
+        say(shown(f"{event.at:%H:%M:%S} {event.subject} {change} {event.message}".rstrip()))

@@ -14,7 +14,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jobs.errors import SpecError
 from jobs.store import Store
+from orchestrator.commands.shown import shown, shown_lines
 from orchestrator.settings import STORE_FILE, Settings, settings
 
 StoreOption = Annotated[
@@ -37,13 +39,31 @@ def open_store(given: Settings, *, migrate: bool = False) -> Store:
     return Store.open(given.store_url, now, migrate=migrate)
 
 
+def out_file(out: Path | None) -> Path | None:
+    """The file that --out names. Raises SpecError for a folder."""
+    if out is not None and out.is_dir():
+        raise SpecError(f"--out {out} is a folder", "name the file to write")
+    return out
+
+
+def out_folder(out: Path) -> Path:
+    """The folder that --out names, which need not exist. Raises SpecError when a file stands there or above it."""
+    for place in (out, *out.parents):
+        if os.path.lexists(place):
+            if not place.is_dir():
+                raise SpecError(f"--out {out}: {place} is no folder", "name the folder to write into")
+            break
+    return out
+
+
 def now() -> datetime:
     """The time, aware."""
     return datetime.now(UTC)
 
 
 def say(text: str) -> None:
-    """Print plain text on stdout."""
+    """Print plain text on stdout; controls of a terminal that came with it are escaped."""
+    text = shown_lines(text)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
 
 
@@ -54,9 +74,9 @@ def say_json(document: Any) -> None:
 
 def say_table(title: str, headings: tuple[str, ...], rows: tuple[tuple[str, ...], ...]) -> None:
     """Print a table on stdout; without a terminal it is as wide as it needs to be."""
-    table = Table(title=Text(title), title_justify="left", header_style="bold", show_edge=False)
+    table = Table(title=Text(shown(title)), title_justify="left", header_style="bold", show_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(Text(heading), justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(shown(cell)) for cell in row))
     Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
