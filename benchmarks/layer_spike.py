@@ -33,10 +33,10 @@ from numpy.typing import NDArray
 from benchmarks.layer_spike_card import CONTROL_OFFSETS, Arena, Bound, Card, CudaError, Memory, ask
 from benchmarks.layer_spike_graph import Copy, Record, Recorded, capture, census, predicted, run
 from engine import kernels
+from engine.bind import lower
 from engine.config import RunRequest
 from engine.graph import DTYPES, Graph
 from engine.kv import bucket
-from engine.bind import lower
 from engine.onnx_load import load
 from engine.plan import Plan
 from engine.run import execute
