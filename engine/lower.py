@@ -14,7 +14,7 @@ from engine import kernels, ops
 from engine.errors import UnsupportedModel
 from engine.graph import DTYPES, PACKED, DecoderInfo, Node, Weight
 from engine.plan import Buffer, Key, KvGeometry, Operand, Ref, SeamReason, StateSpec, Step
-from engine.values import Absent, Const, LoweredValue, NotKnown, Refusal, State, Tensor, WeightValue
+from engine.values import Absent, Const, LoweredValue, NotKnown, Past, Refusal, State, Tensor, WeightValue
 
 ALIGNMENT_BYTES = 256
 
@@ -56,6 +56,7 @@ class Lowering:
         self.logit_chain: frozenset[str] = frozenset()
         self._values: dict[str, LoweredValue] = dict(values)
         self._keep = keep
+        self._claimed: set[Past | State] = set()
         self._steps: list[Step] = []
         self._keys: dict[str, Key] = {}
         self._constants: dict[str, Weight] = {}
@@ -195,8 +196,15 @@ class Lowering:
         self._hosts.setdefault(weight.name, weight)
         return Ref("host", list(self._hosts).index(weight.name), weight.dtype, value.shape, weight.name)
 
+    def claim(self, value: Past | State) -> None:
+        """One node advances a cache or a state in place. Raises Refusal for a second one, which would read too far."""
+        if value in self._claimed:
+            raise Refusal("its cache or state is another node's already")
+        self._claimed.add(value)
+
     def state(self, value: State) -> Ref:
         """A state's own buffer: read and written in place."""
+        self.claim(value)
         return Ref("state", value.index, "float32", value.shape, self.states[value.index].name)
 
     def logit_rows(self, node: Node, x: Tensor) -> Tensor:

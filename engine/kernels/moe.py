@@ -58,22 +58,23 @@ def run_gated_add(a: Arrays, _: Params) -> None:
 
 
 def _fc(a: Arrays, name: str, expert: int, x: Array, p: Params) -> Array:
-    w = a[name][expert]
-    if p["bits"]:
-        bits, k = p["bits"], x.size
-        codes = unpack(w.reshape(w.shape[0], 1, -1), bits, k).astype(np.float32)
-        scales = a[f"{name}_scales"][expert].astype(np.float32)
-        scales = scales.reshape(w.shape[0], -1)
-        spread = np.repeat(scales, -(-k // scales.shape[1]), axis=1)[:, :k]
-        shift = np.float32(1 << (bits - 1))
-        if f"{name}_zero_points" in a:
-            points = a[f"{name}_zero_points"][expert]
-            packed = unpack(points.reshape(w.shape[0], 1, -1), bits, scales.shape[1]).astype(np.float32)
-            w = (codes - np.repeat(packed, -(-k // scales.shape[1]), axis=1)[:, :k]) * spread
-        else:
-            w = (codes - shift) * spread
+    w = _decoded(a, name, expert, x.size, p) if p["bits"] else a[name][expert]
     product = np.dot(w.astype(np.float32, copy=False), x)
     return np.asarray(product + a[f"{name}_bias"][expert].astype(np.float32) if f"{name}_bias" in a else product)
+
+
+def _decoded(a: Arrays, name: str, expert: int, width: int, p: Params) -> Array:
+    """One expert's weight, (code - zero point) * scale, [rows, width]: a block of columns, the last perhaps short."""
+    bits, codes = p["bits"], a[name][expert]
+    rows = codes.shape[0]
+    of = np.arange(width) // (p["block"] or width)
+    scales = a[f"{name}_scales"][expert].astype(np.float32).reshape(rows, -1)
+    points = np.full((1, scales.shape[1]), 1 << (bits - 1), np.float32)
+    if f"{name}_zero_points" in a:
+        packed = a[f"{name}_zero_points"][expert].reshape(rows, 1, -1)
+        points = unpack(packed, bits, scales.shape[1]).astype(np.float32)
+    wide = unpack(codes.reshape(rows, 1, -1), bits, width).astype(np.float32)
+    return np.asarray((wide - points[:, of]) * scales[:, of])
 
 
 define(KernelDef("moe", run_moe))

@@ -82,6 +82,7 @@ def _past(b: Lowering, node: Node) -> Past:
     key, value = b.value(node.input(3)), b.value(node.input(4))
     if not isinstance(key, Past) or key != Past(key.layer, "key") or value != Past(key.layer, "value"):
         raise Refusal("inputs 3 and 4 are not one layer's cached keys and values")
+    b.claim(key)
     b.set(node.output(1), key)
     b.set(node.output(2), value)
     if b.value(node.input(5)) != LengthValue(-1) or b.value(node.input(6)) != LengthValue(0):

@@ -32,7 +32,7 @@ def ms_linear_attention(b: Lowering, node: Node) -> None:
 def linear_attention_gate(b: Lowering, node: Node) -> None:
     """(a, dt_bias, -exp(A_log), b) to the decay's logarithm and beta."""
     a, bias, scale, raw = (b.operand(node, i) for i in range(4))
-    if a.shape[-1:] != bias.shape or bias.shape != scale.shape:
+    if a.shape[-1:] != bias.shape or bias.shape != scale.shape or a.shape != raw.shape:
         raise Refusal(f"shapes {list(a.shape)}, {list(bias.shape)}, {list(scale.shape)} do not fit")
     b.apply(node, "linear_gate", [a, bias, scale, raw], {}, [(a.dtype, a.shape), (raw.dtype, raw.shape)])
 
@@ -50,10 +50,14 @@ def gated_delta_net(b: Lowering, node: Node) -> None:
     state = b.value(node.input(6))
     if not isinstance(state, State) or len(v.shape) != 4 or state.shape[1:] != (v.shape[2], v.shape[3], k.shape[3]):
         raise Refusal(f"the state does not fit values {list(v.shape)} and keys {list(k.shape)}")
-    if v.shape[2] % q.shape[2] or q.shape != k.shape:
-        raise Refusal(f"{q.shape[2]} query heads do not fit {v.shape[2]} value heads")
-    names = ("gate", "beta", "a_log", "dt_bias")
-    gates = [Operand(n, b.ref(node, i, b.operand(node, i))) for n, i in zip(names, (4, 5, 7, 8), strict=True)]
+    if len(q.shape) != 4 or q.shape != k.shape or q.shape[:2] != v.shape[:2] or v.shape[2] % q.shape[2]:
+        raise Refusal(f"queries {list(q.shape)} and keys {list(k.shape)} do not fit values {list(v.shape)}")
+    gates = []
+    for index, name, shape in ((4, "gate", v.shape[:3]), (5, "beta", v.shape[:3]), (7, "a_log", v.shape[2:3]),
+                               (8, "dt_bias", v.shape[2:3])):  # fmt: skip
+        x = b.operand(node, index)
+        _need(name, x.shape, shape)
+        gates.append(Operand(name, b.ref(node, index, x)))
     y = b.make(node.output(0), v.dtype, v.shape)
     operands = [Operand("q", q.ref), Operand("k", k.ref), Operand("v", v.ref), *gates]
     operands += [Operand("state", b.state(state), "rw"), Operand("y", y.ref, "w")]
@@ -82,6 +86,8 @@ def ms_causal_conv(b: Lowering, node: Node) -> None:
 def gated_add(b: Lowering, node: Node) -> None:
     """a + b * sigmoid-ed gate c, given as it is."""
     a, other, gate = (b.operand(node, i) for i in range(3))
+    _need("summand", other.shape, a.shape)
+    _need("gate", gate.shape, (*a.shape[:-1], 1), a.shape)
     b.apply(node, "gated_add", [a, other, gate], {}, [(a.dtype, a.shape)])
 
 
@@ -91,21 +97,27 @@ def _linear_attention(b: Lowering, node: Node) -> None:
         raise Refusal(f"update rule {rule!r} or a state window is not served")
     q, k, v = (b.operand(node, i) for i in range(3))
     q_heads, kv_heads = whole(node, "q_num_heads", least=1), whole(node, "kv_num_heads", least=1)
+    for name, x in (("query", q), ("key", k), ("value", v)):
+        if len(x.shape) != 3 or x.shape[:2] != q.shape[:2]:
+            raise Refusal(f"{name} {list(x.shape)} is not one of [batch, tokens, width] with the query {list(q.shape)}")
     past = b.value(node.input(3)) if node.input(3) else None
     if isinstance(past, State):
         dk, dv = past.shape[-2:]
     else:
         dk, dv = q.shape[-1] // q_heads, v.shape[-1] // kv_heads
-    if q.shape[-1] != q_heads * dk or v.shape[-1] != kv_heads * dv or k.shape[-1] % dk:
+    if not dk or q.shape[-1] != q_heads * dk or v.shape[-1] != kv_heads * dv or not k.shape[-1] or k.shape[-1] % dk:
         raise Refusal(f"queries {list(q.shape)} and values {list(v.shape)} do not fit states of {dk} x {dv}")
     if max(q_heads, kv_heads) % min(q_heads, kv_heads) or kv_heads % (k.shape[-1] // dk):
         raise Refusal(f"{q_heads} query heads, {k.shape[-1] // dk} key heads and {kv_heads} value heads do not fit")
     operands = [Operand(n, b.ref(node, i, x)) for i, (n, x) in enumerate((("q", q), ("k", k), ("v", v)))]
-    for index, name, used in ((4, "decay", rule in ("gated", "gated_delta")), (5, "beta", "delta" in rule)):
+    gates = ((4, "decay", rule in ("gated", "gated_delta"), kv_heads * dk), (5, "beta", "delta" in rule, 1))
+    for index, name, used, other in gates:  # one a head, or: decay one a key channel, beta one for all heads
         if used and not node.input(index):
             raise Refusal(f"rule {rule} needs {name}")
         if used:
-            operands.append(Operand(name, b.ref(node, index, b.operand(node, index))))
+            x = b.operand(node, index)
+            _need(name, x.shape, (*q.shape[:2], kv_heads), (*q.shape[:2], other))
+            operands.append(Operand(name, b.ref(node, index, x)))
     shape = (*q.shape[:2], max(q_heads, kv_heads) * dv)
     _with_state(b, node, 3, 1, (q.shape[0], kv_heads, dk, dv), operands, q.dtype)
     operands.append(Operand("y", b.make(node.output(0), q.dtype, shape).ref, "w"))
@@ -128,10 +140,17 @@ def _causal_conv(b: Lowering, node: Node) -> None:
         raise Refusal(f"weight {list(w.shape)} does not fit input {list(x.shape)}")
     operands = [Operand("x", b.ref(node, 0, x)), Operand("weight", b.ref(node, 1, w))]
     if node.input(2):
-        operands.append(Operand("bias", b.ref(node, 2, b.operand(node, 2))))
+        bias = b.operand(node, 2)
+        _need("bias", bias.shape, x.shape[1:2])
+        operands.append(Operand("bias", b.ref(node, 2, bias)))
     _with_state(b, node, 3, 1, (x.shape[0], x.shape[1], w.shape[2] - 1), operands, x.dtype)
     operands.append(Operand("y", b.make(node.output(0), x.dtype, x.shape).ref, "w"))
     b.emit(node, "causal_conv", tuple(operands), {"activation": activation})
+
+
+def _need(name: str, shape: tuple[int, ...], *served: tuple[int, ...]) -> None:
+    if shape not in served:
+        raise Refusal(f"{name} {list(shape)} is not {' or '.join(str(list(s)) for s in served)}")
 
 
 def _with_state(

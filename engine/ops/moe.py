@@ -28,12 +28,13 @@ def qmoe(b: Lowering, node: Node) -> None:
     bits = whole(node, "expert_weight_bits", 4)
     if bits not in (4, 8) or any(whole(node, f"fc{i}_weight_bits", bits) != bits for i in (1, 2)):
         raise Refusal(f"{bits} bits are not served")
-    block = whole(node, "block_size", 0)
+    block = whole(node, "block_size", 0, least=0)
     fc1, fc2 = b.weight(node, 2), b.weight(node, 5)
     rows, hidden = (w.shape[1] if len(w.shape) == 3 else 0 for w in (fc1, fc2))
     inner = rows // 2 if node.attributes.get("activation_type") == "swiglu" else rows
     raw = (*fc1.shape[:1], rows, hidden * bits // 8), (*fc1.shape[:1], hidden, inner * bits // 8)
-    if (fc1.shape, fc2.shape) != raw:
+    both = rows == inner == hidden and node.attributes.get("weights_prepacked") != 0  # squares look alike either way
+    if (fc1.shape, fc2.shape) != raw or hidden * bits % 8 or inner * bits % 8 or both:
         raise Refusal(
             f"experts {list(fc1.shape)} and {list(fc2.shape)} are not in raw rows: export with weights_prepacked=0"
         )
@@ -41,18 +42,23 @@ def qmoe(b: Lowering, node: Node) -> None:
     params, experts = _params(b, node, x, router, bits)
     if (x.shape[-1], experts) != (hidden, fc1.shape[0]):
         raise Refusal(f"{fc1.shape[0]} experts of {hidden} do not fit {list(x.shape)} and router {list(router.shape)}")
+    if (node.input(11) or node.input(12)) and not block and bits < 8:
+        raise Refusal(f"zero points by row in {bits} bits are not served")
     record = b.new_record()
     operands = [Operand("x", x.ref), Operand("router", router.ref)]
     for name, weight, scale, bias, points, width in (("fc1", 2, 3, 4, 11, hidden), ("fc2", 5, 6, 7, 12, inner)):
-        operands.append(Operand(name, b.key(b.weight(node, weight), record)))
-        scales = b.weight(node, scale)
+        codes, scales = b.weight(node, weight), b.weight(node, scale)
         blocks = -(-width // block) if block else 1
-        out = b.weight(node, weight).shape[1]
+        out = codes.shape[1]
+        _need(codes, experts * out * width * bits // 8, "codes", ("uint8",))
         _need(scales, experts * out * blocks, "scales")
-        operands.append(Operand(f"{name}_scales", b.key(scales, record)))
+        operands += [Operand(name, b.key(codes, record)), Operand(f"{name}_scales", b.key(scales, record))]
         operands += _bias(b, node, bias, f"{name}_bias", experts * out, record)
         if node.input(points):
-            operands.append(Operand(f"{name}_zero_points", b.key(b.weight(node, points), record)))
+            zero = b.weight(node, points)
+            _need(zero, experts * out * -(-blocks * bits // 8), "zero points", ("uint8",))
+            operands.append(Operand(f"{name}_zero_points", b.key(zero, record)))
+    params["block"] = block
     y = b.make(node.output(0), x.dtype, x.shape)
     b.emit(node, "moe", (*operands, Operand("y", y.ref, "w")), params)
 
@@ -72,7 +78,8 @@ def moe(b: Lowering, node: Node) -> None:
         raise Refusal(f"experts {list(fc1.shape)} and {list(fc2.shape)} do not fit {experts} experts of {hidden}")
     record = b.new_record()
     operands = [Operand("x", x.ref), Operand("router", router.ref)]
-    for name, weight, bias, out in (("fc1", 2, 3, rows), ("fc2", 4, 5, hidden)):
+    for name, weight, bias, out, width in (("fc1", 2, 3, rows, hidden), ("fc2", 4, 5, hidden, inner)):
+        _need(b.weight(node, weight), experts * out * width, "experts")
         operands.append(Operand(name, b.key(b.weight(node, weight), record)))
         operands += _bias(b, node, bias, f"{name}_bias", experts * out, record)
     y = b.make(node.output(0), x.dtype, x.shape)
@@ -120,6 +127,6 @@ def _bias(b: Lowering, node: Node, index: int, name: str, elements: int, record:
     return [Operand(name, b.key(bias, record))]
 
 
-def _need(value: WeightValue, elements: int, what: str) -> None:
-    if value.dtype not in FLOATS or value.weight.nbytes != elements * DTYPES[value.dtype].itemsize:
+def _need(value: WeightValue, elements: int, what: str, dtypes: tuple[str, ...] = FLOATS) -> None:
+    if value.dtype not in dtypes or value.weight.nbytes != elements * DTYPES[value.dtype].itemsize:
         raise Refusal(f"{what} {value.weight.name!r} are {value.dtype}{list(value.shape)}, not {elements} elements")

@@ -34,19 +34,30 @@ def m_rotary_embedding(b: Lowering, node: Node) -> None:
     _rotary(b, node, cos=2, sin=3, ids=1)
 
 
+def _head_size(node: Node, shape: tuple[int, ...], width: int) -> int:
+    """Elements of a head of x; onnxruntime's operator may leave it to the tables where the whole head turns."""
+    heads = whole(node, "num_heads", 0, least=0)
+    if len(shape) == 4:
+        return shape[3]
+    if not heads and (not node.domain or node.attributes.get("rotary_embedding_dim")):
+        raise Refusal("num_heads is not given for [batch, tokens, width]")
+    size = shape[2] // heads if heads else 2 * width
+    if size < 1 or shape[2] % size or (heads and shape[2] != heads * size):
+        raise Refusal(f"{shape[2]} elements are not {f'{heads} heads' if heads else f'heads of {size}'}")
+    return size
+
+
 def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
     x, c, s = b.operand(node, 0), b.operand(node, cos), b.operand(node, sin)
     positions = b.value(node.input(ids)) if node.input(ids) else None
     gathered = positions is None
-    width = c.shape[-1]
+    width = c.shape[-1] if c.shape else 0
     if c.shape != s.shape or len(x.shape) not in (3, 4) or len(c.shape) != (3 if gathered else 2):
         raise Refusal(f"tables {list(c.shape)} and {list(s.shape)} do not fit {list(x.shape)}")
-    rotated = whole(node, "rotary_embedding_dim", 0)
-    heads = whole(node, "num_heads", 0)
-    size = x.shape[-1] if len(x.shape) == 4 else (x.shape[-1] // heads if heads else width * 2)
-    half = rotated // 2 if rotated else min(width, size // 2)
-    if half > width or 2 * half > size or x.shape[-1] % size:
-        raise Refusal(f"a rotary width of {2 * half} does not fit heads of {size} and tables of {width}")
+    size, rotated = _head_size(node, x.shape, width), whole(node, "rotary_embedding_dim", 0, least=0)
+    half = (rotated or size) // 2
+    if 2 * half != (rotated or size) or half > width or 2 * half > size or (not rotated and half != width):
+        raise Refusal(f"a rotary width of {rotated or size} does not fit heads of {size} and tables of {width}")
     params = {
         "layout": "tokens" if len(x.shape) == 3 else "heads",
         "size": size,

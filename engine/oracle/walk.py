@@ -64,6 +64,9 @@ class Walk:
                 outputs = made if isinstance(made, tuple) else (made,)
         except Unserved as reason:
             raise _refusal([f"{node.name} ({node.full_op}): {reason}"]) from reason
+        except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+            # NumPy says so of shapes, types and indices that no operator takes together
+            raise _refusal([f"{node.name} ({node.full_op}): its inputs do not fit: {error}"]) from error
         for name, value in zip(node.outputs, outputs, strict=False):
             if name and value is not None:
                 values[name] = value

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine import kernels
+from tests.unit.engine_plain import F64, attend, pack, turn
 
-F64 = NDArray[np.float64]
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
@@ -24,16 +24,6 @@ def launch(name: str, arrays: dict[str, NDArray[Any]], **params: Any) -> None:
     kernel = kernels.get(name)
     decoded = {} if kernel.decode is None else {"decoded": kernel.decode(arrays, params)}
     kernel.run({**arrays, **decoded}, params)
-
-
-def pack(codes: NDArray[np.uint8], bits: int, padding: int) -> NDArray[np.uint8]:
-    """Codes [rows, n] to bytes, element 0 in the low bits; a last half byte is filled up with `padding`."""
-    if bits == 8:
-        return codes
-    rows, n = codes.shape
-    even = np.concatenate([codes, np.full((rows, n % 2), padding, np.uint8)], axis=1)
-    packed: NDArray[np.uint8] = (even[:, 0::2] | (even[:, 1::2] << 4)).astype(np.uint8)
-    return packed
 
 
 @st.composite
@@ -228,40 +218,6 @@ def test_gathered_rows_of_a_quantised_table(bits: int) -> None:
             assert float(y[0, r, c]) == float(np.float16(exact))
 
 
-def reference_attention(
-    query: F64, keys: F64, values: F64, past: int, cos: F64 | None, sin: F64 | None, p: dict[str, Any]
-) -> tuple[F64, F64]:
-    """Attention of new rows over all positions, one score at a time; keys [positions, kv_heads, d] come turned."""
-    rows, heads, _ = query.shape
-    group = heads // p["kv_heads"]
-    turned = query if cos is None or sin is None else turn(query, cos[past:], sin[past:], p["interleaved"])
-    out = np.zeros_like(query)
-    for r in range(rows):
-        at = past + r
-        first = at - p["window"] + 1 if p["window"] > 0 else 0
-        seen = range(max(first, 0), at + 1)
-        for h in range(heads):
-            scores = [float(turned[r, h] @ keys[j, h // group]) * p["scale"] for j in seen]
-            if p["softcap"]:
-                scores = [p["softcap"] * math.tanh(s / p["softcap"]) for s in scores]
-            weights = np.exp(np.array(scores) - max(scores))
-            weights /= weights.sum()
-            out[r, h] = sum(w * values[j, h // group] for w, j in zip(weights, seen, strict=True))
-    return out, turned
-
-
-def turn(x: F64, cos: F64, sin: F64, interleaved: bool) -> F64:
-    """Rotary embedding of the first 2 * half columns, pair by pair; the rest passes."""
-    half = cos.shape[1]
-    out = x.copy()
-    for r in range(x.shape[0]):
-        for i in range(half):
-            a, b = (2 * i, 2 * i + 1) if interleaved else (i, half + i)
-            out[r, :, a] = x[r, :, a] * cos[r, i] - x[r, :, b] * sin[r, i]
-            out[r, :, b] = x[r, :, a] * sin[r, i] + x[r, :, b] * cos[r, i]
-    return out
-
-
 @st.composite
 def attentions(draw: st.DrawFn) -> dict[str, Any]:
     """A GQA case; the window is drawn around the number of cached positions, where it begins to bite."""
@@ -329,7 +285,10 @@ def test_grouped_query_attention(case: dict[str, Any]) -> None:
     assert np.isnan(caches[0][total:].astype(np.float32)).all(), "no row beyond the new ones is written"
     keys = np.concatenate([history[0], caches[0][past:total].astype(np.float64)])
     values = np.concatenate([history[1], v.astype(np.float64)])
-    expected, _ = reference_attention(q.astype(np.float64), keys, values, past, cos, sin, p)
+    query = q.astype(np.float64)
+    if cos is not None and sin is not None:
+        query = turn(query, cos[past:], sin[past:], case["interleaved"])
+    expected = attend(query, keys, values, past, p)
     found = arrays["y"].reshape(rows, heads, d).astype(np.float64)
     np.testing.assert_allclose(found, expected, atol=tolerance, rtol=10 * tolerance)
 

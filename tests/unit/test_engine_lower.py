@@ -187,6 +187,22 @@ def test_field_50_empty_names_in_the_middle_and_at_the_end_are_absent(
     assert run(edited(tiny, tmp_path / "m", edit)).streams == run(tiny).streams
 
 
+def test_a_cache_that_two_nodes_would_advance_is_refused(tiny: Path, tmp_path: Path) -> None:
+    """Layer 1 reads layer 0's cache and gives none on: the second would overwrite what the first one keeps."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        first, second = (node(model, f"layers.{i}" + GQA[8:]) for i in (0, 1))
+        twin = onnx.NodeProto()
+        twin.CopyFrom(second)
+        twin.name = "twin"
+        twin.input[3], twin.input[4] = first.input[3], first.input[4]
+        twin.output[0], twin.output[1], twin.output[2] = "spare", "", ""
+        model.graph.node.insert(list(model.graph.node).index(second), twin)
+
+    error = refusal(edited(tiny, tmp_path / "m", edit))
+    assert error.reasons == ("twin (com.microsoft::GroupQueryAttention): its cache or state is another node's already",)
+
+
 def test_rotary_tables_shorter_than_the_context_are_refused(tiny: Path, tmp_path: Path) -> None:
     error = refusal(reconfigured(tiny, tmp_path / "m", lambda c: c["model"].update(context_length=257)))
     assert "256 rows" in error.message and "257 positions" in error.message

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,13 +20,23 @@ from engine import kernels, ops, oracle
 from engine.__main__ import main
 from engine.bind import lower
 from engine.config import EngineConfig, RunRequest
-from engine.errors import NonFiniteLogits, UnsupportedModel
+from engine.errors import EngineError, NonFiniteLogits, UnsupportedModel
 from engine.forced import force
 from engine.graph import Graph
 from engine.onnx_load import load
 from engine.oracle import products
 from engine.oracle.inputs import RULES
-from tests.unit.engine_rig import TINY_PROMPT, build_tiny, edited, node, set_attribute, write_array
+from tests.unit.engine_rig import (
+    FRANCE_GREEDY,
+    FRANCE_IDS,
+    TINY_PROMPT,
+    build_tiny,
+    edited,
+    node,
+    set_attribute,
+    smollm2,
+    write_array,
+)
 
 I64 = np.int64
 SAMPLES = (
@@ -84,6 +96,14 @@ def test_what_comes_later_changes_nothing_before(samples: Path, name: str) -> No
     whole = oracle.logits(graph, ids)
     assert off(oracle.logits(graph, ids[:21]), whole[:21]) <= TOLERANCE
     assert off(oracle.logits(graph, ids[:21], ids[21:40]), whole[:40]) <= TOLERANCE
+
+
+@pytest.mark.slow
+def test_the_real_model_goes_where_three_other_engines_went(tmp_path: Path) -> None:
+    graph = load(smollm2(tmp_path))
+    rows = oracle.logits(graph, FRANCE_IDS, FRANCE_GREEDY[:-1])
+    taken = [reading.argmax for reading in oracle.read(rows, (*FRANCE_IDS, *FRANCE_GREEDY[:-1]), top=1)]
+    assert taken[len(FRANCE_IDS) - 1 :] == list(FRANCE_GREEDY)
 
 
 # -- what depends on the call
@@ -249,6 +269,25 @@ def test_an_attribute_that_is_not_computed_is_refused(tiny: Path, tmp_path: Path
     folder = edited(tiny, tmp_path / "edited", lambda m: set_attribute(node(m, "GroupQueryAttention"), name, value))
     with pytest.raises(UnsupportedModel, match=name):
         oracle.logits(load(folder), TINY_PROMPT)
+
+
+def test_a_damaged_graph_is_refused_or_computed_and_nothing_else(samples: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(samples / "qwen35moe-int4raw-cuda", tmp_path / "damaged")
+    whole = (folder / "model.onnx").read_bytes()
+    outcomes = Counter[str]()
+    for seed in range(100):
+        draws = np.random.default_rng(seed)
+        damaged = bytearray(whole)
+        for at in draws.integers(0, len(whole), draws.integers(1, 5)):
+            damaged[at] = draws.integers(0, 256)
+        (folder / "model.onnx").write_bytes(bytes(damaged))
+        with np.errstate(all="ignore"):
+            try:
+                oracle.logits(load(folder), TINY_PROMPT, FOLLOWING)
+                outcomes["computed"] += 1
+            except EngineError as error:
+                outcomes[error.kind] += 1
+    assert outcomes["computed"] and outcomes["model_files"] and outcomes["unsupported"], outcomes
 
 
 def test_logits_that_are_not_finite_are_refused(tiny: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Operators of the float32 reference, one by one against the standard's own reference implementation."""
+"""Operators of the float32 reference, one by one: against the standard's own reference, and by their definitions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from onnx.reference import ReferenceEvaluator
 
 from engine.graph import Node
 from engine.onnx_load import nodes_of
+from engine.oracle.experts import routed
 from engine.oracle.inputs import MICROSOFT, RULES, Coded, Inputs, Start
 
 I64 = np.int64
@@ -151,3 +152,136 @@ def test_grouped_attention_is_the_standards_causal_attention(cap: float, window:
     found = RULES[MICROSOFT, "GroupQueryAttention"](Inputs(gqa, (q, k, v, empty, empty, *lengths), tokens))
     assert isinstance(found, tuple) and isinstance(found[0], np.ndarray)
     np.testing.assert_allclose(found[0], np.asarray(wanted), rtol=2e-5, atol=2e-6)
+
+
+# -- onnxruntime's own operators, element by element
+
+
+def nibble(row: NDArray[np.uint8], index: int, bits: int) -> int:
+    """Code `index` of a packed row, low bits first."""
+    return int(row[index * bits // 8]) >> (index * bits % 8) & ((1 << bits) - 1)
+
+
+def bytes_of(*shape: int, seed: int = 0) -> NDArray[np.uint8]:
+    """Any bytes: padding holds garbage too."""
+    return np.random.default_rng([seed, *shape]).integers(0, 256, shape, dtype=np.uint8)
+
+
+def meaning(op: str, attributes: dict[str, Any], *values: Any) -> NDArray[Any]:
+    """What the reference computes for one operator of onnxruntime."""
+    node = Node(op, op, MICROSOFT, tuple(f"x{i}" for i in range(len(values))), ("y",), attributes)
+    found = RULES[MICROSOFT, op](Inputs(node, values, positions=3))
+    assert isinstance(found, np.ndarray)
+    return found
+
+
+@pytest.mark.parametrize("points", ["none", "packed", "float", "by group"])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("k", "block"), [(32, 16), (41, 16), (5, 16)])
+def test_a_quantised_product_by_its_definition(bits: int, k: int, block: int, points: str) -> None:
+    n, blocks = 5, -(-k // block)
+    codes, scales = bytes_of(n, blocks, block * bits // 8), draw(n, blocks)
+    packed, floats = bytes_of(n, -(-blocks * bits // 8), seed=1), draw(n, blocks, seed=1)
+    groups = np.random.default_rng(k).integers(0, blocks, k).astype(np.int32)
+    x = draw(1, 3, k)
+    wanted = np.zeros((3, n))
+    for row in range(n):
+        for column in range(k):
+            b = groups[column] if points == "by group" else column // block
+            zeros = {"packed": nibble(packed[row], b, bits), "float": floats[row, b]}
+            code = nibble(codes[row].reshape(-1), column, bits)
+            weight = (code - zeros.get(points, 1 << (bits - 1))) * scales[row, b]
+            wanted[:, row] += x[0, :, column] * weight
+    given = {"packed": packed, "float": floats}.get(points)
+    attributes = {"K": k, "N": n, "bits": bits, "block_size": block}
+    found = meaning("MatMulNBits", attributes, x, codes, scales, given, groups if points == "by group" else None)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("with_points", [False, True])
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("block", [0, 16])
+def test_quantised_experts_by_their_definition(bits: int, block: int, with_points: bool) -> None:
+    experts, hidden, inner, tokens, k = 3, 32, 16, 3, 2
+    shapes = {"fc1": (2 * inner, hidden), "fc2": (hidden, inner)}
+    codes = {name: bytes_of(experts, out, wide * bits // 8) for name, (out, wide) in shapes.items()}
+    blocks = {name: wide // (block or wide) for name, (_, wide) in shapes.items()}
+    scales = {n: np.abs(draw(experts, shapes[n][0], blocks[n])) / 50 for n in shapes}
+    points = {n: bytes_of(experts, shapes[n][0], -(-blocks[n] * bits // 8), seed=2) for n in shapes}
+    bias = {n: draw(experts, shapes[n][0]) for n in shapes}
+
+    def weight(name: str, e: int) -> NDArray[np.float64]:
+        out, wide = shapes[name]
+        made = np.zeros((out, wide))
+        for row in range(out):
+            for column in range(wide):
+                b = column // (block or wide)
+                zero = nibble(points[name][e, row], b, bits) if with_points else 1 << (bits - 1)
+                made[row, column] = (nibble(codes[name][e, row], column, bits) - zero) * scales[name][e, row, b]
+        return made
+
+    x, logits = draw(1, tokens, hidden), draw(tokens, experts, seed=3)
+    wanted = np.zeros((tokens, hidden))
+    for t in range(tokens):
+        best = sorted(range(experts), key=lambda e: (-logits[t, e], e))[:k]
+        total = sum(np.exp(logits[t, e]) for e in best)
+        for e in best:
+            both = weight("fc1", e) @ x[0, t] + bias["fc1"][e]
+            gate, linear = np.minimum(both[::2], 7), np.clip(both[1::2], -7, 7)
+            act = gate / (1 + np.exp(-1.702 * gate)) * (linear + 1)
+            wanted[t] += np.exp(logits[t, e]) / total * (weight("fc2", e) @ act + bias["fc2"][e])
+    attributes: dict[str, Any] = {
+        "k": k,
+        "activation_type": "swiglu",
+        "swiglu_fusion": 1,
+        "swiglu_limit": 7.0,
+        "activation_alpha": 1.702,
+        "activation_beta": 1.0,
+        "normalize_routing_weights": 1,
+        "expert_weight_bits": bits,
+        "block_size": block,
+    }
+    given = [x, logits, codes["fc1"], scales["fc1"], bias["fc1"], codes["fc2"], scales["fc2"], bias["fc2"]]
+    given += [None] * 3 + ([points["fc1"], points["fc2"]] if with_points else [])
+    found = meaning("QMoE", attributes, *given)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_experts_of_equal_logits_are_taken_in_order_and_routing_may_stay_unnormalised() -> None:
+    logits = np.asarray([[1, 1, 1, 0], [0, 2, 2, 2]], np.float32)
+    assert (routed(logits, 2, normalise=True) > 0).tolist() == [[True, True, False, False], [False, True, True, False]]
+    spread = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    np.testing.assert_allclose(routed(logits, 2, normalise=False)[0, :2], spread[0, :2], rtol=1e-6)
+    np.testing.assert_allclose(routed(logits, 2, normalise=True)[0, :2], [0.5, 0.5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("with_points", [False, True])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_quantised_table_by_its_definition(bits: int, with_points: bool) -> None:
+    rows, width, block = 6, 40, 16
+    blocks = -(-width // block)
+    table, scales = bytes_of(rows, width * bits // 8), draw(rows, blocks)
+    points, ids = bytes_of(rows, -(-blocks * bits // 8), seed=1), np.asarray([[4, 0, 4]])
+    wanted = np.zeros((3, width))
+    for t, row in enumerate(ids[0]):
+        for column in range(width):
+            zero = nibble(points[row], column // block, bits) if with_points else 1 << (bits - 1)
+            wanted[t, column] = (nibble(table[row], column, bits) - zero) * scales[row, column // block]
+    attributes = {"bits": bits, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
+    found = meaning("GatherBlockQuantized", attributes, table, ids, scales, points if with_points else None)
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-5)
+
+
+def test_sinks_take_weight_and_give_no_value() -> None:
+    size, tokens = 8, 3
+    q, k, v = draw(1, tokens, size), draw(1, tokens, size, seed=1), draw(1, tokens, size, seed=2)
+    sink = np.asarray([0.7], np.float32)
+    empty, lengths = Start("past", "float32"), (np.asarray([tokens - 1]), np.asarray(tokens))
+    node = Node("gqa", "GroupQueryAttention", MICROSOFT, (), ("y",), {"num_heads": 1, "kv_num_heads": 1, "scale": 0.5})
+    values = (q, k, v, empty, empty, *lengths, None, None, None, None, sink)
+    found = RULES[MICROSOFT, "GroupQueryAttention"](Inputs(node, values, tokens))
+    assert isinstance(found, tuple) and isinstance(found[0], np.ndarray)
+    for t in range(tokens):
+        weights = [np.exp(0.5 * q[0, t] @ k[0, s]) for s in range(t + 1)]
+        wanted = sum(w * v[0, s] for s, w in enumerate(weights)) / (sum(weights) + np.exp(0.7))
+        np.testing.assert_allclose(found[0][0, t], wanted, rtol=1e-5)
