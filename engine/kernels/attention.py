@@ -33,6 +33,8 @@ def run_gqa(a: Arrays, p: Params) -> None:
         for cache, new, scale in ((keys, k, scales[0]), (values, v, scales[1])):
             cache[past:end] = np.clip(np.rint(new / scale), -128, 127)
         keys, values = (c[:end] * s for c, s in zip((keys, values), scales, strict=True))
+        for new, seen in ((k, keys), (v, values)):  # no code says "not finite": let it show in this step
+            seen[past:][~np.isfinite(new)] = np.nan
     else:
         keys[past:end] = k
         values[past:end] = v
