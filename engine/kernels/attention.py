@@ -22,7 +22,7 @@ def run_gqa(a: Arrays, p: Params) -> None:
     if "q_norm" in a:
         q, k = (head_norm(x, a[f"{name}_norm"], p["qk_norm_eps"]) for x, name in ((q, "q"), (k, "k")))
     if "cos" in a:
-        far = p["long_above"] is not None and past + rows > p["long_above"]
+        far = p["long_above"] is not None and past + rows + int(a["ahead"][0]) > p["long_above"]
         cos, sin = (a["cos_long"], a["sin_long"]) if far else (a["cos"], a["sin"])
         c, s = (t[past : past + rows, None, :].astype(np.float32) for t in (cos, sin))
         q, k = rotate(q, c, s, p["interleaved"]), rotate(k, c, s, p["interleaved"])

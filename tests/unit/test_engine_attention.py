@@ -33,7 +33,8 @@ def attentions(draw: st.DrawFn) -> dict[str, Any]:
         "softcap": draw(st.sampled_from([0.0, 2.0])),
         "sinks": draw(st.booleans()),
         "norms": draw(st.booleans()),
-        "long": draw(st.sampled_from([None, total - 1, total, past, past + 1])),
+        "ahead": draw(st.integers(0, 2)),  # tokens of the prompt that are still to come
+        "long": draw(st.sampled_from([None, total - 1, total, total + 1, past, past + 1])),
         "seed": draw(st.integers(0, 2**32 - 1)),
     }
 
@@ -45,6 +46,7 @@ def arrays_of(c: dict[str, Any], random: np.random.Generator) -> dict[str, NDArr
         n: random.normal(size=(1, c["rows"], h * D)).astype(np.float32)
         for n, h in (("query", heads), ("key", c["kv_heads"]), ("value", c["kv_heads"]))
     }
+    made["ahead"] = np.array([c["ahead"]], np.int32)
     made |= {"length": np.array([c["past"]]), "y": np.zeros((1, c["rows"], heads * D), np.float32)}
     if c["sinks"]:
         made["sinks"] = random.normal(size=heads).astype(np.float16) * 3
@@ -82,7 +84,7 @@ def turned(c: dict[str, Any], a: dict[str, NDArray[Any]], name: str, norm: str) 
         x = x / np.sqrt((x * x).mean(axis=-1, keepdims=True) + 1e-6) * a[norm].astype(np.float64)
     if not c["half"]:
         return x
-    suffix = "_long" if c["long"] is not None and c["past"] + c["rows"] > c["long"] else ""
+    suffix = "_long" if c["long"] is not None and c["past"] + c["rows"] + c["ahead"] > c["long"] else ""
     cos, sin = (a[n + suffix][c["past"] :].astype(np.float64) for n in ("cos", "sin"))
     return turn(x, cos, sin, c["interleaved"])
 
@@ -145,7 +147,7 @@ def test_a_cache_of_int8(c: dict[str, Any], channels: bool, narrow: bool) -> Non
 def test_field_36_what_is_not_finite_shows_through_a_cache_of_int8(name: str, number: float) -> None:
     """No code stands for it: it must not come out as if it were a number, that is as the last code."""
     c: dict[str, Any] = {"past": 2, "rows": 2, "kv_heads": 1, "group": 2, "half": 0, "interleaved": False, "window": -1}
-    c |= {"softcap": 0.0, "sinks": False, "norms": False, "long": None}
+    c |= {"softcap": 0.0, "sinks": False, "norms": False, "long": None, "ahead": 0}
     random = np.random.default_rng(1)
     a, caches = arrays_of(c, random), cached(c, random, "int8")
     a[name][0, 1, 3] = number
@@ -158,12 +160,8 @@ def test_field_36_what_is_not_finite_shows_through_a_cache_of_int8(name: str, nu
 @settings(max_examples=60, deadline=None)
 @given(c=attentions(), int8=st.booleans())
 def test_rows_in_one_call_and_one_by_one_are_the_same_bits(c: dict[str, Any], int8: bool) -> None:
-    """With tables that do not change with the length; those that do are by the call's own length."""
-    c = {**c, "long": None}
-    a, caches = (
-        arrays_of(c, random := np.random.default_rng(c["seed"])),
-        cached(c, random, "int8" if int8 else "float16"),
-    )
+    random = np.random.default_rng(c["seed"])
+    a, caches = arrays_of(c, random), cached(c, random, "int8" if int8 else "float16")
     scales = {n: np.full(1, 0.03, np.float32) for n in ("k_scale", "v_scale")} if int8 else {}
     whole = [x.copy() for x in caches]
     kernels.get("gqa").run({**a, "k_cache": whole[0], "v_cache": whole[1], **scales}, params_of(c))
@@ -172,6 +170,7 @@ def test_rows_in_one_call_and_one_by_one_are_the_same_bits(c: dict[str, Any], in
     for r in range(c["rows"]):
         one = {n: x[:, r : r + 1] if n in ("query", "key", "value") else x for n, x in a.items()}
         one |= {"y": np.zeros_like(a["y"][:, :1]), "length": np.array([c["past"] + r])}
+        one["ahead"] = np.array([c["ahead"] + c["rows"] - r - 1], np.int32)
         kernels.get("gqa").run({**one, "k_cache": parts[0], "v_cache": parts[1], **scales}, params_of(c))
         rows.append(one["y"])
     assert np.concatenate(rows, axis=1).tobytes() == a["y"].tobytes()
