@@ -18,7 +18,8 @@ MICROSOFT = "com.microsoft"
 class Small:
     """Embedding, attention with one kv head, head: 12 ids, 16 wide, 24 positions. Nodes are added in order."""
 
-    def __init__(self, *, cache: str = "float32", layers: int = 1, seed: int = 0) -> None:
+    def __init__(self, *, cache: str = "float32", layers: int = 1, hidden: int = HIDDEN, seed: int = 0) -> None:
+        self.hidden = hidden
         self.random = np.random.default_rng(seed)
         self.nodes: list[Node] = []
         self.weights: dict[str, Weight] = {}
@@ -52,7 +53,7 @@ class Small:
 
     def embedded(self) -> str:
         """Rows of a float table by id."""
-        return self.add("Gather", self.drawn("embedding", VOCABULARY, HIDDEN), "input_ids")
+        return self.add("Gather", self.drawn("embedding", VOCABULARY, self.hidden), "input_ids")
 
     def total(self) -> str:
         """The total length, as exporters take it from the mask."""
@@ -66,7 +67,7 @@ class Small:
 
     def attended(self, x: str, layer: int = 0, more: Mapping[int, str] | None = None, **attributes: Any) -> str:
         """Packed projection and attention; `more` are further inputs by number."""
-        packed = self.add("MatMul", x, self.drawn(f"qkv.{layer}", HIDDEN, (HEADS + 2) * HEAD_SIZE))
+        packed = self.add("MatMul", x, self.drawn(f"qkv.{layer}", self.hidden, (HEADS + 2) * HEAD_SIZE))
         wired = {0: packed, 3: f"past.{layer}.key", 4: f"past.{layer}.value", **(more or {})}
         wired[5], wired[6] = self.lengths()
         inputs = tuple(wired.get(i, "") for i in range(max(wired) + 1))
@@ -76,7 +77,7 @@ class Small:
 
     def head(self, x: str) -> str:
         """Logits."""
-        return self.add("MatMul", x, self.drawn("head", HIDDEN, VOCABULARY), outputs=("logits",))
+        return self.add("MatMul", x, self.drawn("head", HEADS * HEAD_SIZE, VOCABULARY), outputs=("logits",))
 
     def graph(self) -> Graph:
         """The decoder."""
@@ -87,7 +88,7 @@ class Small:
             heads=HEADS,
             kv_heads=1,
             head_size=HEAD_SIZE,
-            hidden=HIDDEN,
+            hidden=self.hidden,
             vocabulary=VOCABULARY,
             context_length=CONTEXT,
             eos_ids=(),
