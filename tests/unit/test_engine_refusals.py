@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,7 +49,7 @@ def two_bit_experts(s: Small, x: str) -> str:
     return experts(s, x, (2, 2 * 24, HIDDEN // 4), (2, HIDDEN, 24 // 4), expert_weight_bits=2)
 
 
-def experts(s: Small, x: str, first: tuple[int, ...], second: tuple[int, ...], **attributes: int) -> str:
+def experts(s: Small, x: str, first: tuple[int, ...], second: tuple[int, ...], **attributes: Any) -> str:
     router = s.add("MatMul", x, s.drawn(f"router {len(s.nodes)}", HIDDEN, 2))
     at = len(s.nodes)
     names = [s.weight(f"{at} w{i}", np.ones(shape, np.uint8)) for i, shape in enumerate((first, second))]
@@ -57,7 +58,7 @@ def experts(s: Small, x: str, first: tuple[int, ...], second: tuple[int, ...], *
     return s.add("QMoE", *wired, domain=MICROSOFT, activation_type="swiglu", swiglu_fusion=1, **attributes)
 
 
-def product(s: Small, x: str, more: tuple[str, ...] = (), **attributes: int) -> str:
+def product(s: Small, x: str, more: tuple[str, ...] = (), **attributes: Any) -> str:
     at = len(s.nodes)
     codes = s.weight(f"{at} codes", np.ones((HIDDEN, 1, 8), np.uint8))
     scales = s.weight(f"{at} scales", np.ones((HIDDEN, 1), np.float32))
@@ -107,7 +108,7 @@ SMOOTH = "(com.microsoft::GroupQueryAttention): smooth_softmax = 1 is not served
 INT4_CACHE = "KV cache of type uint8 is not served: export with a float or int8 KV cache"
 
 
-def decoder(*parts: Part, cache: str = "float32", side_by_side: bool = False, **attributes: int) -> Graph:
+def decoder(*parts: Part, cache: str = "float32", side_by_side: bool = False, **attributes: Any) -> Graph:
     """A decoder with these parts one after another, or each on the embedding itself and read by nothing."""
     s = Small(cache=cache)
     x = s.embedded()
