@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.errors import UnsupportedModel
 from engine.graph import Node, Subgraph
 from engine.lower import Lowering, walk
 from engine.ops import op
@@ -24,13 +25,25 @@ def if_(b: Lowering, node: Node) -> None:
         raise Refusal("a branch is missing")
     test = b.value(node.input(0))
     if isinstance(test, LengthTest):
-        above, below = _outputs(b, node, then, "above"), _outputs(b, node, other, "below")
+        above, below = _both(b, node, then, other)
         for name, yes, no in zip(node.outputs, above, below, strict=True):
             b.set(name, ByLength(test.threshold, _weight(b, f"{name} above", yes), _weight(b, f"{name} below", no)))
         return
     taken = then if bool(np.asarray(b.known(node, 0)).reshape(-1)[0]) else other
     for name, value in zip(node.outputs, _outputs(b, node, taken, "taken"), strict=True):
         b.set(name, value)
+
+
+def _both(b: Lowering, node: Node, then: Subgraph, other: Subgraph) -> list[list[LoweredValue]]:
+    found, reasons = [], []
+    for branch, side in ((then, "above"), (other, "below")):
+        try:
+            found.append(_outputs(b, node, branch, side))
+        except UnsupportedModel as refused:
+            reasons += refused.reasons
+    if reasons:
+        raise UnsupportedModel(f"{node.name}: its branches are not served", "export with other options", tuple(reasons))
+    return found
 
 
 def _outputs(b: Lowering, node: Node, branch: Subgraph, side: str) -> list[LoweredValue]:

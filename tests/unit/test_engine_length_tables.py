@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.bind import lower
 from engine.errors import UnsupportedModel
-from engine.graph import Graph, Subgraph
+from engine.graph import Graph, Node, Subgraph
 from tests.unit.engine_plain import F64, attend, turn
 from tests.unit.engine_rig import Bench
 from tests.unit.engine_small import CONTEXT, HEAD_SIZE, HEADS, Small, branch
@@ -170,7 +170,11 @@ def broken(name: str) -> Graph:
     above, below = branch(far, as_weights=False), branch(near, as_weights=False)
     if name == "unknown operator":
         below = Subgraph((*below.nodes, *branch({"spare": np.ones(1)}, as_weights=False).nodes), {}, ("cos", "missing"))
-    return decoder("shape", 6, above, below)
+    if name == "other operators":
+        strange = [Node(f"{op} inside", op, "", ("input_ids",), (op,), {}) for op in ("NonZero", "Unique")]
+        above = Subgraph((*above.nodes, strange[0]), above.weights, above.outputs)
+        below = Subgraph((*below.nodes, strange[1]), below.weights, below.outputs)
+    return decoder("shape", 6, above, below, smooth_softmax=int(name == "other operators"))
 
 
 @pytest.mark.parametrize(
@@ -180,6 +184,9 @@ def broken(name: str) -> Graph:
         ("far too short", "23 rows end before the context's 24"),
         ("wide", "do not fit head size 8"),
         ("unknown operator", "'missing'"),
+        ("other operators", "NonZero inside (ai.onnx::NonZero): operator is not served"),
+        ("other operators", "Unique inside (ai.onnx::Unique): operator is not served"),
+        ("other operators", "smooth_softmax = 1"),
     ],
 )
 def test_tables_that_do_not_reach_or_fit_are_refused(name: str, says: str) -> None:
