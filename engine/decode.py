@@ -24,7 +24,8 @@ _UNSTEADY_STEPS = 2
 """One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
 
 _GAP_BYTES, _LENGTH_BYTES, _ID_BYTES = 8, 8, 8
-"""The control block: length, then gap (float32, padded), then ids; so one copy brings gap and token together."""
+"""The control block: length, then gap and ahead (four bytes each), then ids; so one copy brings gap and token."""
+_AHEAD_OFFSET = _LENGTH_BYTES + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class Decoder:
         """Begin a new sequence: no position is cached."""
         self._length = 0
         self._device.copy_in(self._control, np.zeros(1, np.int64))
+        self._device.copy_in(self._control + _AHEAD_OFFSET, np.zeros(1, np.int32))
         for address, state in zip(self._states, self._plans[1].states, strict=True):
             self._device.fill(address, state.nbytes, 0)
 
@@ -89,6 +91,8 @@ class Decoder:
         emitted = None
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
+            ahead = np.asarray([len(ids) - start - len(part)], np.int32)
+            self._device.copy_in(self._control + _AHEAD_OFFSET, ahead)
             self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray(part, np.int64))
             emitted = self._forward(len(part))
         assert emitted is not None, "an empty prompt was refused before"
@@ -234,5 +238,10 @@ class Decoder:
             case "host":
                 return Placed(operand, 0, nbytes, self._host[ref.name])
             case "control":
-                offsets = {"length": 0, "gap": _LENGTH_BYTES, "ids": _LENGTH_BYTES + _GAP_BYTES}
+                offsets = {
+                    "length": 0,
+                    "gap": _LENGTH_BYTES,
+                    "ahead": _AHEAD_OFFSET,
+                    "ids": _LENGTH_BYTES + _GAP_BYTES,
+                }
                 return Placed(operand, self._control + offsets[ref.name], nbytes)

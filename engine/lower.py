@@ -28,6 +28,8 @@ def wide(dtype: str) -> str:
 
 
 _LETTERS = "abcdefghijklmnopq"
+_MOVES = frozenset({"concat", "copy", "gather", "gather_elements", "slice", "split", "transpose", "trilu"})
+"""Kernels that compute nothing: weights that they rearrange at build keep their half type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +267,7 @@ class Lowering:
             assert isinstance(value, Const | WeightValue)
             arrays[letter] = value.array if isinstance(value, Const) else value.weight.array().reshape(value.shape)
         for i, (dtype, shape) in enumerate(outputs):
-            arrays[f"y{i or ''}"] = np.empty(shape, DTYPES[dtype])
+            arrays[f"y{i or ''}"] = np.empty(shape, DTYPES[dtype if kernel in _MOVES else wide(dtype)])
         kernels.get(kernel).run(arrays, params)
         heavy = any(isinstance(v, WeightValue) for v in inputs)
         for i in range(len(outputs)):

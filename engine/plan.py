@@ -26,9 +26,15 @@ SeamReason = Literal[
 ]
 """Why a step cannot be recorded; order and names of the reference, onnx-genai section 2.2."""
 
-CONTROLS: Mapping[str, tuple[str, int]] = {"length": ("int64", 1), "ids": ("int64", 0), "gap": ("float32", 1)}
+CONTROLS: Mapping[str, tuple[str, int]] = {
+    "length": ("int64", 1),
+    "gap": ("float32", 1),
+    "ahead": ("int32", 1),
+    "ids": ("int64", 0),
+}
 """Device-side scalars, as (dtype, elements; 0: the prompt chunk's length). `length` is the count of cached positions,
-`ids` the tokens that go in next, `gap` the distance between the two best logits (NaN: a logit was not finite)."""
+`ahead` how many tokens of the prompt come after this chunk, `ids` the tokens that go in next, `gap` the distance
+between the two best logits (NaN: a logit was not finite)."""
 
 
 @dataclass(frozen=True, slots=True)

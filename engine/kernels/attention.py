@@ -22,7 +22,7 @@ def run_gqa(a: Arrays, p: Params) -> None:
     if "q_norm" in a:
         q, k = (head_norm(x, a[f"{name}_norm"], p["qk_norm_eps"]) for x, name in ((q, "q"), (k, "k")))
     if "cos" in a:
-        far = p["long_above"] is not None and past + rows > p["long_above"]
+        far = p["long_above"] is not None and past + rows + int(a["ahead"][0]) > p["long_above"]
         cos, sin = (a["cos_long"], a["sin_long"]) if far else (a["cos"], a["sin"])
         c, s = (t[past : past + rows, None, :].astype(np.float32) for t in (cos, sin))
         q, k = rotate(q, c, s, p["interleaved"]), rotate(k, c, s, p["interleaved"])
@@ -33,6 +33,8 @@ def run_gqa(a: Arrays, p: Params) -> None:
         for cache, new, scale in ((keys, k, scales[0]), (values, v, scales[1])):
             cache[past:end] = np.clip(np.rint(new / scale), -128, 127)
         keys, values = (c[:end] * s for c, s in zip((keys, values), scales, strict=True))
+        for new, seen in ((k, keys), (v, values)):  # no code says "not finite": let it show in this step
+            seen[past:][~np.isfinite(new)] = np.nan
     else:
         keys[past:end] = k
         values[past:end] = v

@@ -99,6 +99,7 @@ def _rotary(b: Lowering, node: Node, head_size: int, operands: list[Operand]) ->
         _check_tables(cos.below, sin.below, head_size, min(positions, cos.threshold))
         operands += [Operand("cos", b.constant(cos.below)), Operand("sin", b.constant(sin.below))]
         operands += [Operand("cos_long", b.constant(cos.above)), Operand("sin_long", b.constant(sin.above))]
+        operands.append(Operand("ahead", Ref("control", -1, "int32", (1,), "ahead")))  # a prompt is as long as it is
         return cos.threshold
     near, far = b.weight(node, 7), b.weight(node, 8)
     _check_tables(near, far, head_size, positions)

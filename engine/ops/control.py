@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
+from engine.errors import UnsupportedModel
 from engine.graph import Node, Subgraph
 from engine.lower import Lowering, walk
 from engine.ops import op
@@ -22,18 +25,34 @@ def if_(b: Lowering, node: Node) -> None:
         raise Refusal("a branch is missing")
     test = b.value(node.input(0))
     if isinstance(test, LengthTest):
-        above, below = _outputs(b, then), _outputs(b, other)
+        above, below = _both(b, node, then, other)
         for name, yes, no in zip(node.outputs, above, below, strict=True):
             b.set(name, ByLength(test.threshold, _weight(b, f"{name} above", yes), _weight(b, f"{name} below", no)))
         return
     taken = then if bool(np.asarray(b.known(node, 0)).reshape(-1)[0]) else other
-    for name, value in zip(node.outputs, _outputs(b, taken), strict=True):
+    for name, value in zip(node.outputs, _outputs(b, node, taken, "taken"), strict=True):
         b.set(name, value)
 
 
-def _outputs(b: Lowering, branch: Subgraph) -> list[LoweredValue]:
+def _both(b: Lowering, node: Node, then: Subgraph, other: Subgraph) -> list[list[LoweredValue]]:
+    found, reasons = [], []
+    for branch, side in ((then, "above"), (other, "below")):
+        try:
+            found.append(_outputs(b, node, branch, side))
+        except UnsupportedModel as refused:
+            reasons += refused.reasons
+    if reasons:
+        raise UnsupportedModel(f"{node.name}: its branches are not served", "export with other options", tuple(reasons))
+    return found
+
+
+def _outputs(b: Lowering, node: Node, branch: Subgraph, side: str) -> list[LoweredValue]:
+    """A branch's values. It is a scope of its own: what it calls `cos` is not what another branch calls so."""
+    if len(branch.outputs) != len(node.outputs):
+        raise Refusal(f"a branch gives {len(branch.outputs)} values for {len(node.outputs)}")
     for name, weight in branch.weights.items():
-        b.set(name, WeightValue(weight, weight.shape))
+        own = replace(weight, name=f"{node.output(0)} {side} {name}")
+        b.set(name, WeightValue(own, own.shape))
     walk(b, branch.nodes)
     return [b.value(name) for name in branch.outputs]
 

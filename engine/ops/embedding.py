@@ -46,7 +46,8 @@ def gather_block_quantized(b: Lowering, node: Node) -> None:
     if not isinstance(b.value(node.input(1)), Ids) or not by_row:
         raise Refusal("only rows by the token ids, quantised along the last axis, are served")
     packed = table.weight.dtype == "uint8"
-    if (not packed and table.weight.dtype not in PACKED) or bits not in (4, 8) or len(table.shape) != 2:
+    served = (4, 8) if packed else (4,)
+    if (not packed and table.weight.dtype not in PACKED) or bits not in served or len(table.shape) != 2:
         raise Refusal(f"table {table.weight.dtype}{list(table.shape)} with {bits} bits is not served")
     rows, row_bytes = table.shape
     width = row_bytes * 8 // bits if packed else row_bytes
@@ -73,7 +74,7 @@ def gather_block_quantized(b: Lowering, node: Node) -> None:
             raise Refusal(f"zero points {points.dtype}{list(points.shape)} do not fit {rows} rows of {blocks} blocks")
         ref = b.host(points)
         operands.append(Operand("zero_points", Ref(ref.kind, ref.index, ref.dtype, (rows, per_row), ref.name)))
-        read += b.rows * per_row
+        read += b.rows * (per_row if packed else -(-per_row // 2))
     params = {"rows": rows, "width": width, "bits": bits, "block": block, "packed": packed}
     b.emit(node, "gather_block_quantized", tuple(operands), params, gather_bytes=read)
 

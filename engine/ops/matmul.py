@@ -178,8 +178,12 @@ def _check_blocks(w: Dequantized) -> None:
         raise Refusal(f"blocks of {w.block} along axis {w.axis} are not served")
     blocks = -(-w.codes.shape[w.axis] // w.block)
     expected = tuple(blocks if i == w.axis else d for i, d in enumerate(w.codes.shape))
-    if w.scales.shape != expected or (w.zero_points is not None and w.zero_points.shape != expected):
+    if w.scales.shape != expected:
         raise Refusal(f"scales {list(w.scales.shape)} are not {list(expected)}")
+    if w.zero_points is not None and (w.zero_points.dtype, w.zero_points.shape) != (w.codes.dtype, expected):
+        raise Refusal(
+            f"zero points {w.zero_points.dtype}{list(w.zero_points.shape)} are not {w.codes.dtype}{list(expected)}"
+        )
     if w.codes.dtype not in INTEGERS or w.scales.dtype not in FLOATS:
         raise Refusal(f"codes {w.codes.dtype} with scales {w.scales.dtype} are not served")
 

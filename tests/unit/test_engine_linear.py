@@ -148,8 +148,8 @@ def test_a_recurrence_cut_at_any_point_is_the_same_bits(c: dict[str, Any], data:
 
 
 @settings(max_examples=60, deadline=None)
-@given(c=recurrences(), l2=st.booleans(), data=st.data())
-def test_gated_delta_net(c: dict[str, Any], l2: bool, data: st.DataObject) -> None:
+@given(c=recurrences(), l2=st.booleans(), size=st.sampled_from([1.0, 1e-3]), data=st.data())
+def test_gated_delta_net(c: dict[str, Any], l2: bool, size: float, data: st.DataObject) -> None:
     """Gates from raw numbers, queries and keys made unit vectors, the state the other way round: against the loop."""
     heads = max(c["q_heads"], c["kv_heads"])
     c = {**c, "q_heads": min(c["q_heads"], c["kv_heads"]), "kv_heads": heads, "one_beta": False, "channels": False}
@@ -160,6 +160,7 @@ def test_gated_delta_net(c: dict[str, Any], l2: bool, data: st.DataObject) -> No
     scale = c["scale"] or 1.0
     params = {"l2_norm": l2, "eps": 1e-6, "scale": scale, "cut": ("q", "k", "v", "gate", "beta")}
     state = np.ascontiguousarray(x["state"].transpose(0, 1, 3, 2))
+    x |= {n: x[n] * np.float32(size) for n in "qk"}  # at 1e-3 what is added under the root is felt
     arrays = {n: x[n] for n in "qkv"} | {"gate": raw[0], "beta": raw[1], "a_log": fixed[0], "dt_bias": fixed[1]}
     arrays |= {"state": state, "y": np.zeros(x["v"].shape, np.float32)}
     whole = in_place("gated_delta_net", arrays, c["tokens"], params)
