@@ -98,7 +98,15 @@ def generation(index: int, ids: list[int], wish: dict[str, Any]) -> dict[str, An
 def counted(ids: list[int], wish: dict[str, Any], generations: int) -> dict[str, int]:
     """Counters that add up: over generations, and in each equation that a judge closes by itself."""
     page_ins, htod = wish.get("page_ins", 4) * generations, 400 * generations
-    never = ("hits", "hit_bytes", "retained_page_ins", "retained_bytes", "staged_page_ins", "staged_bytes", "evictions")
+    never: tuple[str, ...] = (
+        "hits",
+        "hit_bytes",
+        "retained_page_ins",
+        "retained_bytes",
+        "staged_page_ins",
+        "staged_bytes",
+        "evictions",
+    )
     never += ("ref_underflows", "fallbacks", "vmm_calls_steady", "alloc_calls_steady", "loaded_bytes")
     faults = ("unaccounted_bytes", "quarantined_bytes", "oversubscribed_bytes")
     gauges = {"segments": 1, "step_kernels": 9, "peak_committed_bytes": 4096, "peak_resident_bytes": 400}

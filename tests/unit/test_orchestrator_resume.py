@@ -26,7 +26,8 @@ def opened(url: str) -> Store:
 
 
 def submitted(url: str) -> tuple[str, Manifest]:
-    arms = tuple(ArmPlan(name=name, role=name, source="installed", tree_digest="t") for name in ("base", "head"))  # type: ignore[arg-type]
+    base = ArmPlan(name="base", role="base", source="installed", tree_digest="t")
+    arms = (base, base.model_copy(update={"name": "head", "role": "head"}))
     cell = CellPlan(
         cell="m/p",
         model="m",
