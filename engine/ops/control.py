@@ -35,7 +35,8 @@ def if_(b: Lowering, node: Node) -> None:
 
 
 def _both(b: Lowering, node: Node, then: Subgraph, other: Subgraph) -> list[list[LoweredValue]]:
-    found, reasons = [], []
+    found: list[list[LoweredValue]] = []
+    reasons: list[str] = []
     for branch, side in ((then, "above"), (other, "below")):
         try:
             found.append(_outputs(b, node, branch, side))
