@@ -81,7 +81,7 @@ class SeededHead:
 
     def _codes(self, ids: Ids) -> Any:
         rows = self._table.codes.rows(ids if self.tied else self._previous[ids])
-        return self._patched(ids, rows, lambda peak, at: peak.rows.codes[at].reshape(len(at), -1))
+        return self._patched(ids, rows, lambda peak, at: peak.rows.codes[at].reshape(len(at), rows.shape[1]))
 
     def _scales(self, ids: Ids) -> Any:
         votes = self.votes()
