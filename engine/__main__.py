@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine import PROTOCOL
-from engine.commands import conformance, logits, oracle
+from engine.commands import conformance, logits, oracle, plan
 from engine.commands.ids import add_prompt, prompt_of
 from engine.config import DEVICES, POLICIES, RunRequest, parse_request, read_request
 from engine.errors import BadRequest, EngineError
@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--kv-capacity", type=int, help="positions to reserve KV addresses for")
     run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
-    for command in (logits, oracle, conformance):
+    for command in (plan, logits, oracle, conformance):
         command.add(commands)
     return parser
 

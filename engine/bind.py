@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 
@@ -42,10 +43,15 @@ def lower(graph: Graph, rows: int, *, all_logits: bool = False) -> Plan:
 
 def _finish(b: Lowering, graph: Graph) -> Plan:
     info = graph.info
-    logits = b.value(info.logits) if info.logits in graph.outputs else None
+    logits = b.peek(info.logits) if info.logits in graph.outputs else None
     if not isinstance(logits, Tensor):
         raise UnsupportedModel(
             f"output {info.logits!r} is produced by nothing that is served", "check genai_config.json"
+        )
+    if not logits.shape or logits.dtype != "float32" or math.prod(logits.shape[:-1]) not in (1, b.rows):
+        raise UnsupportedModel(
+            f"output {info.logits!r} is {logits.dtype}{list(logits.shape)}, not a row of logits for each token",
+            "check genai_config.json",
         )
     if logits.shape[-1] > info.vocabulary:
         raise UnsupportedModel(

@@ -141,9 +141,15 @@ class Lowering:
 
         Where every input is known, the kernel's NumPy reference runs now and the result is known as well.
         """
+        for dtype, _ in outputs:
+            if dtype not in DTYPES:
+                raise Refusal(f"elements of type {dtype} are not served here")
         if all(isinstance(v, Const | WeightValue) for v in inputs):
             self._fold(node, kernel, inputs, params, outputs)
             return
+        packed = [v for v in inputs if v.dtype in PACKED]
+        if packed:
+            raise Refusal(f"elements of type {packed[0].dtype} are not served here")
         operands = [Operand(_LETTERS[i], self.ref(node, i, v)) for i, v in enumerate(inputs)]
         for i, (dtype, shape) in enumerate(outputs):
             operands.append(Operand(f"y{i or ''}", self.make(node.output(i), dtype, shape).ref, "w"))
@@ -268,7 +274,10 @@ class Lowering:
             arrays[letter] = value.array if isinstance(value, Const) else value.weight.array().reshape(value.shape)
         for i, (dtype, shape) in enumerate(outputs):
             arrays[f"y{i or ''}"] = np.empty(shape, DTYPES[dtype if kernel in _MOVES else wide(dtype)])
-        kernels.get(kernel).run(arrays, params)
+        try:
+            kernels.get(kernel).run(arrays, params)
+        except (IndexError, TypeError, ValueError) as error:  # NumPy's words for values of the graph that do not fit
+            raise Refusal(f"what is known at build does not fit together: {error}") from error
         heavy = any(isinstance(v, WeightValue) for v in inputs)
         for i in range(len(outputs)):
             made = Const(arrays[f"y{i or ''}"])

@@ -41,14 +41,15 @@ _ELEMENT: dict[int, str] = {
 }
 
 
-def load(folder: Path) -> Graph:
+def load(folder: Path, *, hollow: bool = False) -> Graph:
     """Load the decoder in `folder` (genai_config.json, model.onnx, external data).
 
     Initialisers of element types that are not served are listed, to be refused with the nodes. Raises ModelFilesError
-    for a file that is missing, truncated, a Git LFS pointer, unreadable or outside the folder.
+    for a file that is missing, truncated, a Git LFS pointer, unreadable or outside the folder, and for a folder whose
+    weights are still to be made, unless `hollow` says that only their sizes matter.
     """
     try:
-        return _load(folder)
+        return _load(folder, hollow=hollow)
     except OSError as error:
         raise ModelFilesError(
             f"{error.filename or folder} cannot be read: {error.strerror or error}",
@@ -56,10 +57,14 @@ def load(folder: Path) -> Graph:
         ) from error
 
 
-def _load(folder: Path) -> Graph:
+def _load(folder: Path, *, hollow: bool) -> Graph:
     if not folder.is_dir():
         raise ModelFilesError(
             f"model folder {folder} does not exist", "build one with `assay models build`, or give its path"
+        )
+    if not hollow and "hollow_bytes" in _recorded(folder):
+        raise ModelFilesError(
+            f"the weights in {folder} are still to be made", f"run `assay models fill {folder}`, or plan only"
         )
     config = _read_config(folder)
     decoder = _section(config, "model", "decoder")
@@ -99,14 +104,22 @@ def weights_of(graph: onnx.GraphProto) -> dict[str, Weight]:
 
 def recorded_digest(folder: Path) -> str | None:
     """The model digest that the zoo wrote at build, or None for a model from elsewhere. Raises ModelFilesError."""
+    digest = _recorded(folder).get("model_digest")
+    return digest if isinstance(digest, str) else None
+
+
+def _recorded(folder: Path) -> dict[str, Any]:
+    """What the zoo wrote at build; empty for a model from elsewhere."""
     path = folder / "zoo.json"
     if not path.is_file():
-        return None
+        return {}
     try:
-        digest = json.loads(path.read_text()).get("model_digest")
-    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        recorded = json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}", "build the model again") from error
-    return digest if isinstance(digest, str) else None
+    if not isinstance(recorded, dict):
+        raise ModelFilesError(f"{path} does not hold an object", "build the model again")
+    return recorded
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

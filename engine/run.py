@@ -96,7 +96,7 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: _Progress) -> 
     device = progress.device = make_device(request)
     emit(_hello(request, device))
     emit({"type": "progress", "phase": "load", "done": 0, "of": 1})
-    graph = load(request.model)
+    graph = load(request.model, hollow=request.arithmetic == "none")
     _check_prompt(request, graph)
     plans = plans_for(graph, len(request.prompt_ids), request.config.prefill_chunk)
     setup = set_up(request, device, graph, plans, progress.tally)

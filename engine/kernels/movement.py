@@ -44,7 +44,9 @@ def run_gather(a: Arrays, p: Params) -> None:
 
 def run_gather_elements(a: Arrays, p: Params) -> None:
     """y[..., i, ...] = a[..., b[..., i, ...], ...] along `axis`."""
-    a["y"][...] = np.take_along_axis(a["a"], _from_start(a["b"], a["a"].shape[p["axis"]]), axis=p["axis"])
+    axis, index = p["axis"], a["b"]
+    near = tuple(slice(None) if i == axis else slice(d) for i, d in enumerate(index.shape))  # others may be shorter
+    a["y"][...] = np.take_along_axis(a["a"][near], _from_start(index, a["a"].shape[axis]), axis=axis)
 
 
 def run_scatter_elements(a: Arrays, p: Params) -> None:

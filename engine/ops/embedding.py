@@ -9,7 +9,7 @@ from engine.lower import Lowering
 from engine.ops import op
 from engine.ops.attributes import whole
 from engine.ops.matmul import FLOATS
-from engine.ops.movement import axis_of
+from engine.ops.movement import axis_of, indices
 from engine.plan import Operand, Ref
 from engine.values import Ids, LengthValue, MaskShape, Refusal
 
@@ -95,7 +95,7 @@ def _ids(b: Lowering) -> Ref:
 
 
 def _gather_any(b: Lowering, node: Node) -> None:
-    x, index = b.operand(node, 0), b.operand(node, 1)
+    x, index = b.operand(node, 0), indices(b, node, 1)
     axis = axis_of(whole(node, "axis", 0), len(x.shape))
     made = (*x.shape[:axis], *index.shape, *x.shape[axis + 1 :])
     b.apply(node, "gather", [x, index], {"axis": axis}, [(x.dtype, made)])

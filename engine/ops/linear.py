@@ -48,9 +48,11 @@ def gated_delta_net(b: Lowering, node: Node) -> None:
             raise Refusal(f"{name} = {node.attributes[name]!r} is not served")
     q, k, v = (b.tensor(node, i) for i in range(3))
     state = b.value(node.input(6))
-    if not isinstance(state, State) or len(v.shape) != 4 or state.shape[1:] != (v.shape[2], v.shape[3], k.shape[3]):
+    if {len(x.shape) for x in (q, k, v)} != {4} or q.shape != k.shape or q.shape[:2] != v.shape[:2]:
+        raise Refusal(f"queries {list(q.shape)} and keys {list(k.shape)} do not fit values {list(v.shape)}")
+    if not isinstance(state, State) or state.shape[1:] != (v.shape[2], v.shape[3], k.shape[3]):
         raise Refusal(f"the state does not fit values {list(v.shape)} and keys {list(k.shape)}")
-    if len(q.shape) != 4 or q.shape != k.shape or q.shape[:2] != v.shape[:2] or v.shape[2] % q.shape[2]:
+    if not q.shape[2] or v.shape[2] % q.shape[2]:
         raise Refusal(f"queries {list(q.shape)} and keys {list(k.shape)} do not fit values {list(v.shape)}")
     gates = []
     for index, name, shape in ((4, "gate", v.shape[:3]), (5, "beta", v.shape[:3]), (7, "a_log", v.shape[2:3]),

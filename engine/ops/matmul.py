@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.graph import DTYPES, Node
 from engine.lower import Lowering, wide
 from engine.ops import op
@@ -10,6 +12,7 @@ from engine.ops.elementwise import broadcast
 from engine.plan import Operand, Ref
 from engine.values import Const, Dequantized, Refusal, Tensor, WeightValue
 
+_Values = Tensor | WeightValue | Const
 FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -71,15 +74,15 @@ def matmul_nbits(b: Lowering, node: Node) -> None:
     x = b.logit_rows(node, x)
     operands = [
         Operand("x", x.ref),
-        Operand("codes", _shaped(b.key(codes, record), (n, blocks, block * bits // 8))),
-        Operand("scales", _shaped(b.key(scales, record), (n, blocks))),
+        Operand("codes", shaped(b.key(codes, record), (n, blocks, block * bits // 8))),
+        Operand("scales", shaped(b.key(scales, record), (n, blocks))),
     ]
     if node.input(3):
         points = b.weight(node, 3)
         packed = points.weight.dtype == "uint8"
         row = -(-blocks * bits // 8) if packed else blocks
         _need(points, ("uint8", *FLOATS), n * row, "zero points")
-        operands.append(Operand("zero_points", _shaped(b.key(points, record), (n, row))))
+        operands.append(Operand("zero_points", shaped(b.key(points, record), (n, row))))
     if node.input(5):
         bias = b.weight(node, 5)
         _need(bias, FLOATS, n, "bias")
@@ -95,7 +98,8 @@ def _need(value: WeightValue, dtypes: tuple[str, ...], elements: int, what: str)
         raise Refusal(f"{what} {weight.name!r} are {weight.dtype}{list(weight.shape)}, not {elements} elements")
 
 
-def _shaped(ref: Ref, shape: tuple[int, ...]) -> Ref:
+def shaped(ref: Ref, shape: tuple[int, ...]) -> Ref:
+    """The same bytes in another shape of as many elements."""
     return Ref(ref.kind, ref.index, ref.dtype, shape, ref.name, ref.offset_bytes)
 
 
@@ -104,11 +108,15 @@ def gemm(b: Lowering, node: Node) -> None:
     """alpha * A @ B + beta * C, each of A and B transposed where asked."""
     left, right = b.operand(node, 0), b.operand(node, 1)
     turn_a, turn_b = bool(whole(node, "transA", 0)), bool(whole(node, "transB", 0))
+    if len(left.shape) != 2 or len(right.shape) != 2:
+        raise Refusal(f"shapes {list(left.shape)} and {list(right.shape)} are no matrices")
     m, k = left.shape[::-1] if turn_a else left.shape
     k2, n = right.shape[::-1] if turn_b else right.shape
-    if k != k2:
-        raise Refusal(f"shapes {list(left.shape)} and {list(right.shape)} do not fit")
+    if k != k2 or wide(left.dtype) != wide(right.dtype):
+        raise Refusal(f"{left.dtype}{list(left.shape)} and {right.dtype}{list(right.shape)} do not fit")
     inputs = [left, right] + ([b.operand(node, 2)] if node.input(2) else [])
+    if broadcast((m, n), inputs[-1].shape if node.input(2) else ()) != (m, n):
+        raise Refusal(f"C {list(inputs[-1].shape)} does not broadcast to {[m, n]}")
     params = {
         "alpha": number(node, "alpha", 1.0),
         "beta": number(node, "beta", 1.0),
@@ -131,12 +139,26 @@ def dequantize_linear(b: Lowering, node: Node) -> None:
         b.set(node.output(0), made)
         return
     x = b.operand(node, 0)
-    inputs: list[Tensor | WeightValue | Const] = [x, scales] + ([b.operand(node, 2)] if node.input(2) else [])
+    inputs: list[_Values] = [x, scales] + ([b.operand(node, 2)] if node.input(2) else [])
     if (len(scales.shape) == 1 and scales.shape != (1,)) or block:
         axis += len(x.shape) if axis < 0 else 0
         if not 0 <= axis < len(x.shape):
             raise Refusal(f"axis {axis} is outside {list(x.shape)}")
+    _check_scales(x.shape, inputs[1:], axis, block)
     b.apply(node, "dequantize", inputs, {"axis": axis, "block": block}, [(scales.dtype, x.shape)])
+
+
+def _check_scales(shape: tuple[int, ...], given: Sequence[_Values], axis: int, block: int) -> None:
+    scales = given[0]
+    if scales.dtype not in FLOATS or block < 0:
+        raise Refusal(f"scales {scales.dtype} in blocks of {block} are not served")
+    if block:
+        expected = tuple(-(-d // block) if i == axis else d for i, d in enumerate(shape))
+    else:
+        expected = scales.shape if scales.shape in ((), (1,)) else shape[axis : axis + 1]
+    for one in given:
+        if one.shape != expected:
+            raise Refusal(f"scales or zero points {list(one.shape)} are not {list(expected)}")
 
 
 def _matmul_any(b: Lowering, node: Node) -> None:

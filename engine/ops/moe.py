@@ -8,7 +8,7 @@ from engine.graph import DTYPES, Node
 from engine.lower import Lowering
 from engine.ops import op
 from engine.ops.attributes import number, whole
-from engine.ops.matmul import FLOATS
+from engine.ops.matmul import FLOATS, shaped
 from engine.plan import Operand
 from engine.values import Refusal, Tensor, WeightValue
 
@@ -52,12 +52,14 @@ def qmoe(b: Lowering, node: Node) -> None:
         out = codes.shape[1]
         _need(codes, experts * out * width * bits // 8, "codes", ("uint8",))
         _need(scales, experts * out * blocks, "scales")
-        operands += [Operand(name, b.key(codes, record)), Operand(f"{name}_scales", b.key(scales, record))]
-        operands += _bias(b, node, bias, f"{name}_bias", experts * out, record)
+        by_expert = shaped(b.key(scales, record), (experts, out, blocks))
+        operands += [Operand(name, b.key(codes, record)), Operand(f"{name}_scales", by_expert)]
+        operands += _bias(b, node, bias, f"{name}_bias", (experts, out), record)
         if node.input(points):
             zero = b.weight(node, points)
             _need(zero, experts * out * -(-blocks * bits // 8), "zero points", ("uint8",))
-            operands.append(Operand(f"{name}_zero_points", b.key(zero, record)))
+            by_expert = shaped(b.key(zero, record), (experts, out, -(-blocks * bits // 8)))
+            operands.append(Operand(f"{name}_zero_points", by_expert))
     params["block"] = block
     y = b.make(node.output(0), x.dtype, x.shape)
     b.emit(node, "moe", (*operands, Operand("y", y.ref, "w")), params)
@@ -81,7 +83,7 @@ def moe(b: Lowering, node: Node) -> None:
     for name, weight, bias, out, width in (("fc1", 2, 3, rows, hidden), ("fc2", 4, 5, hidden, inner)):
         _need(b.weight(node, weight), experts * out * width, "experts")
         operands.append(Operand(name, b.key(b.weight(node, weight), record)))
-        operands += _bias(b, node, bias, f"{name}_bias", experts * out, record)
+        operands += _bias(b, node, bias, f"{name}_bias", (experts, out), record)
     y = b.make(node.output(0), x.dtype, x.shape)
     b.emit(node, "moe", (*operands, Operand("y", y.ref, "w")), params)
 
@@ -119,12 +121,12 @@ def _elements(x: Tensor) -> int:
     return total
 
 
-def _bias(b: Lowering, node: Node, index: int, name: str, elements: int, record: int) -> list[Operand]:
+def _bias(b: Lowering, node: Node, index: int, name: str, shape: tuple[int, int], record: int) -> list[Operand]:
     if not node.input(index):
         return []
     bias = b.weight(node, index)
-    _need(bias, elements, "bias")
-    return [Operand(name, b.key(bias, record))]
+    _need(bias, shape[0] * shape[1], "bias")
+    return [Operand(name, shaped(b.key(bias, record), shape))]
 
 
 def _need(value: WeightValue, elements: int, what: str, dtypes: tuple[str, ...] = FLOATS) -> None:

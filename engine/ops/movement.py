@@ -180,7 +180,10 @@ def slice_(b: Lowering, node: Node) -> None:
     if starts is None or ends is None:
         raise Refusal("starts or ends are absent")
     slices: list[tuple[int | None, int | None, int]] = [(None, None, 1)] * len(x.shape)
-    for i, axis in enumerate(axes if axes is not None else range(len(starts))):
+    axes = list(range(len(starts))) if axes is None else axes
+    if not len(axes) == len(starts) == len(ends) == len(steps or starts):
+        raise Refusal("starts, ends, axes and steps are not of one length")
+    for i, axis in enumerate(axes):
         slices[axis_of(axis, len(x.shape))] = _bounds(starts[i], ends[i], steps[i] if steps else 1, x.shape[axis])
     made = tuple(len(range(d)[slice(*s)]) for d, s in zip(x.shape, slices, strict=True))
     b.apply(node, "slice", [x], {"slices": tuple(slices)}, [(x.dtype, made)])
@@ -200,19 +203,23 @@ def expand(b: Lowering, node: Node) -> None:
 @op("", "GatherElements")
 def gather_elements(b: Lowering, node: Node) -> None:
     """Elements along an axis at indices of the result's shape."""
-    x, index = b.operand(node, 0), b.operand(node, 1)
+    x, index = b.operand(node, 0), indices(b, node, 1)
     axis = axis_of(whole(node, "axis", 0), len(x.shape))
+    _check_elements(x, index, axis)
     b.apply(node, "gather_elements", [x, index], {"axis": axis}, [(x.dtype, index.shape)])
 
 
 @op("", "ScatterElements")
 def scatter_elements(b: Lowering, node: Node) -> None:
     """A tensor with others put in along an axis."""
-    x, index, updates = (b.operand(node, i) for i in range(3))
+    x, index, updates = b.operand(node, 0), indices(b, node, 1), b.operand(node, 2)
     how = node.attributes.get("reduction", "none")
     if how not in ("none", "add", "mul", "max", "min"):
         raise Refusal(f"reduction {how!r} is not served")
     axis = axis_of(whole(node, "axis", 0), len(x.shape))
+    _check_elements(x, index, axis)
+    if updates.shape != index.shape or wide(updates.dtype) != wide(x.dtype):
+        raise Refusal(f"updates {updates.dtype}{list(updates.shape)} do not fit indices {list(index.shape)}")
     b.apply(node, "scatter_elements", [x, index, updates], {"axis": axis, "reduction": how}, [(x.dtype, x.shape)])
 
 
@@ -224,6 +231,20 @@ def trilu(b: Lowering, node: Node) -> None:
     if k is None or len(k) != 1:
         raise Refusal("k is no single number")
     b.apply(node, "trilu", [x], {"k": k[0], "upper": bool(whole(node, "upper", 1))}, [(x.dtype, x.shape)])
+
+
+def indices(b: Lowering, node: Node, index: int) -> Operand:
+    """Input `index` as whole numbers that count elements. Raises Refusal otherwise."""
+    value = b.operand(node, index)
+    if value.dtype not in ("int32", "int64"):
+        raise Refusal(f"indices are of type {value.dtype}")
+    return value
+
+
+def _check_elements(x: Operand, index: Operand, axis: int) -> None:
+    along = [(d, e) for i, (d, e) in enumerate(zip(index.shape, x.shape, strict=False)) if i != axis]
+    if len(index.shape) != len(x.shape) or any(d > e for d, e in along):
+        raise Refusal(f"indices {list(index.shape)} do not fit {list(x.shape)} along axis {axis}")
 
 
 def axis_of(axis: int, rank: int) -> int:

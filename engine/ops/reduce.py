@@ -64,8 +64,8 @@ def lp_normalization(b: Lowering, node: Node) -> None:
     """Over the L1 or L2 norm along an axis."""
     x = b.operand(node, 0)
     p = whole(node, "p", 2)
-    if p not in (1, 2):
-        raise Refusal(f"p = {p} is not served")
+    if p not in (1, 2) or x.dtype not in ("float16", "bfloat16", "float32", "float64"):
+        raise Refusal(f"p = {p} of {x.dtype} is not served")
     b.apply(
         node, "lp_norm", [x], {"axis": axis_of(whole(node, "axis", -1), len(x.shape)), "p": p}, [(x.dtype, x.shape)]
     )

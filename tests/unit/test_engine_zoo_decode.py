@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from engine import zoo
 from engine.errors import ModelFilesError, UnsupportedModel
 from engine.tokens import Tokens
-from engine.zoo.forward import final_hidden
+from engine.zoo.forward import Held, final_hidden
 from engine.zoo.gguf_read import GgufFile
 from engine.zoo.quant import F64, unpermute_rotary_rows
 from engine.zoo.smollm2 import write_from_gguf
 from engine.zoo.tiny import PROMPT_IDS, build_tiny
+from engine.zoo.writer import DecoderGeometry
 
 FRANCE = "The capital of France is"
 FRANCE_IDS = [504, 3575, 282, 4649, 314]
@@ -156,7 +157,10 @@ def test_a_gguf_decodes_as_its_dequantised_weights_say(tmp_path: Path) -> None:
     written = write_from_gguf(tmp_path / "small.gguf", tmp_path / "out")
     prompt = [5, 9, 31, 7, 20, 44]
     ids, logits = run(tmp_path / "out", prompt, 8)
-    expected = final_hidden(written.geometry, exact, [*prompt, *ids[:-1]])[len(prompt) - 1 :] @ exact["lm_head"].T
+    assert isinstance(written.geometry, DecoderGeometry)
+    state = exact["embedding"][[*prompt, *ids[:-1]]]
+    hidden = final_hidden(written.geometry, Held(exact), state)[len(prompt) - 1 :]
+    expected = hidden @ exact["lm_head"].T
     np.testing.assert_allclose(logits, expected, atol=2e-5)
     assert np.abs(expected).max() > 0.5
 

