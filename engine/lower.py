@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import kernels, ops
-from engine.errors import UnsupportedModel
+from engine.errors import DeviceFailure, UnsupportedModel
 from engine.graph import DTYPES, PACKED, DecoderInfo, Node, Weight
 from engine.plan import Buffer, Key, KvGeometry, Operand, Ref, SeamReason, StateSpec, Step
 from engine.values import Absent, Const, LoweredValue, NotKnown, Past, Refusal, State, Tensor, WeightValue
@@ -276,7 +276,7 @@ class Lowering:
             arrays[f"y{i or ''}"] = np.empty(shape, DTYPES[dtype if kernel in _MOVES else wide(dtype)])
         try:
             kernels.get(kernel).run(arrays, params)
-        except (IndexError, TypeError, ValueError) as error:  # NumPy's words for values of the graph that do not fit
+        except (DeviceFailure, IndexError, TypeError, ValueError) as error:  # values of the graph that do not fit
             raise Refusal(f"what is known at build does not fit together: {error}") from error
         heavy = any(isinstance(v, WeightValue) for v in inputs)
         for i in range(len(outputs)):

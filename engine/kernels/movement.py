@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.errors import DeviceFailure
 from engine.kernels import Array, Arrays, KernelDef, Params, define
 
 
@@ -39,7 +40,7 @@ def run_split(a: Arrays, p: Params) -> None:
 
 def run_gather(a: Arrays, p: Params) -> None:
     """y = elements of a along `axis` at the indices b; negative ones count from the end."""
-    a["y"][...] = np.take(a["a"], a["b"], axis=p["axis"])
+    a["y"][...] = np.take(a["a"], _from_start(a["b"], a["a"].shape[p["axis"]]), axis=p["axis"])
 
 
 def run_gather_elements(a: Arrays, p: Params) -> None:
@@ -76,7 +77,12 @@ def run_trilu(a: Arrays, p: Params) -> None:
 
 
 def _from_start(index: Array, extent: int) -> Array:
-    return np.where(index < 0, index + extent, index)
+    """Indices from 0. Raises DeviceFailure for one beyond the elements: what lies there is not the tensor's."""
+    made = np.where(index < 0, index + extent, index)
+    beyond = (made < 0) | (made >= extent)
+    if beyond.any():
+        raise DeviceFailure(f"index {index[beyond].flat[0]} is out of bounds for {extent} elements")
+    return made
 
 
 for _name, _run in (

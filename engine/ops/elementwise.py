@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -121,6 +122,8 @@ def clip(b: Lowering, node: Node) -> None:
     for name, which in (("min", "l"), ("max", "h")):  # opsets before 11 had them as attributes
         if name in node.attributes:
             given.append((which, Const(np.asarray(node.attributes[name], DTYPES[_served(x)]))))
+    if any(math.prod(bound.shape) != 1 or len(bound.shape) > 1 for _, bound in given):
+        raise Refusal(f"bounds of shape {[list(bound.shape) for _, bound in given]} are no single numbers")
     params = {"bounds": "".join(which for which, _ in given)}
     b.apply(node, "clip", [x, *(bound for _, bound in given)], params, [(_served(x), x.shape)])
 
@@ -200,6 +203,8 @@ def _served(x: Operand) -> str:
 
 def _variadic(b: Lowering, node: Node, kernel: str) -> None:
     values = [b.operand(node, i) for i in range(len(node.inputs))]
+    if not values:
+        raise Refusal("there is nothing to compare")
     here: Operand = values[0]
     if len(values) == 1:
         b.set(node.output(0), here)

@@ -112,6 +112,8 @@ def unsqueeze(b: Lowering, node: Node) -> None:
         x = b.operand(node, 0)
         shape, rank = x.shape, len(x.shape) + len(given)
     axes = {axis_of(a, rank) for a in given}
+    if len(axes) != len(given):
+        raise Refusal(f"axes {given} name one twice")
     rest = iter(shape)
     made = tuple(1 if i in axes else next(rest) for i in range(rank))
     if isinstance(value, Positions):

@@ -101,7 +101,9 @@ def build(
 
 def _refuse_sizes(name: str, request: BuildRequest) -> None:
     if request.layers is not None or request.hollow:
-        raise BadRequest(f"{name} has its layers and weights", f"build one of {', '.join(GEOMETRIES)}")
+        raise BadRequest(
+            f"{name} is made as it is: --layers and --hollow are for others", f"build one of {', '.join(GEOMETRIES)}"
+        )
 
 
 def _build_smollm2(request: BuildRequest) -> ModelFacts:

@@ -174,7 +174,10 @@ def read_zoo(folder: Path) -> dict[str, Any]:
     try:
         zoo = json.loads((folder / ZOO_FILE).read_bytes())
     except (OSError, ValueError) as error:
-        raise ModelFilesError(f"{folder} is no zoo build: {error}", "build it with `assay models build`") from error
+        raise ModelFilesError(
+            f"{folder} is no zoo build: {ZOO_FILE} cannot be read ({type(error).__name__})",
+            "build it with `assay models build`",
+        ) from error
     if not isinstance(zoo, dict):
         raise ModelFilesError(f"{folder / ZOO_FILE} does not hold an object", "build the model again")
     return zoo

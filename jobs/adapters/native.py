@@ -38,6 +38,9 @@ ENVIRONMENT = (
 
 FIXED_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
+PLAN_ONLY = "plan"
+"""Kind of the device that computes nothing; no sweep asks for it."""
+
 _KINDS = {
     10: "bad_request",
     11: "model_files",
@@ -143,6 +146,8 @@ def verify(order: RunOrder, tree: Path, stream: Stream) -> str | None:
     module = Path(hello.module_path).resolve()
     if not module.is_relative_to(tree.resolve() / "engine"):
         return f"engine was imported from {module}, not from {tree}/engine"
+    if hello.device.kind == PLAN_ONLY:
+        return "child ran without arithmetic: it has no tokens, so nothing of it may stand beside another run"
     if hello.device.uuid != order.card_uuid:
         return f"child ran on card {hello.device.uuid}, expected {order.card_uuid}"
     model = hello.model.digest

@@ -34,6 +34,7 @@ class HelloDevice(Line):
     """The device that the child says it runs on."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
+    kind: str = ""
     uuid: str
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.bind import lower
-from engine.errors import UnsupportedModel
+from engine.errors import DeviceFailure, UnsupportedModel
 from engine.graph import Weight
 from tests.unit.engine_plain import compute, stored
 from tests.unit.engine_small import HIDDEN, VOCABULARY, Small
@@ -63,6 +63,13 @@ CASES: dict[str, tuple[str, dict[str, NDArray[Any]], dict[str, Any], str]] = {
         {"axis": 0, "block_size": 2},
         "[3, 2] are not [2, 2]",
     ),
+    "axes named twice": (
+        "Unsqueeze",
+        {"x": of(2)},
+        {"axes": [0, 0]},
+        "name one twice",
+    ),
+    "bounds by element": ("Clip", {"x": of(2), "l": of(2)}, {}, "no single numbers"),
     "a norm of whole numbers": ("LpNormalization", {"x": of(3, dtype=np.uint8)}, {}, "uint8"),
 }
 
@@ -87,6 +94,13 @@ def test_what_is_known_at_build_and_does_not_fit_is_refused(op: str, weights: di
     with pytest.raises(UnsupportedModel) as caught:
         compute(op, {}, wiring=list(weights), weights=weights, domain="")
     assert says in caught.value.message
+
+
+def test_an_index_beyond_the_elements_ends_the_step() -> None:
+    """Found by the step that reads it, as it comes out of the data: nothing else may be read in its place."""
+    for op, index in (("Gather", of(1, dtype=np.int64) * 3), ("GatherElements", of(1, dtype=np.int64) * -4)):
+        with pytest.raises(DeviceFailure, match=f"index {index[0]} is out of bounds for 3 elements"):
+            compute(op, {"x": of(3), "i": index}, domain="")
 
 
 @pytest.mark.parametrize(("op", "kind"), [("Pow", np.float32), ("Gather", np.int64)])

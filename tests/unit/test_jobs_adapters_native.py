@@ -66,6 +66,13 @@ def run(tmp_path: Path, order: RunOrder, models: Callable[[Path], str] | None = 
     return adapter.run(order, RunPlace(scratch, environ, lambda: "2026-01-01T00:00:00Z", **place))
 
 
+def test_a_run_without_arithmetic_is_never_a_measurement(tmp_path: Path, tree: Path) -> None:
+    lie = {"device": {"kind": "plan", "uuid": UUID}}
+    done = run(tmp_path, order_for(tree, lie=lie, ids=[]))
+    assert (done.end, done.retry) == ("failed", False)
+    assert "without arithmetic" in done.reason
+
+
 def test_a_good_run_becomes_a_complete_record(tmp_path: Path, tree: Path) -> None:
     heard: list[str] = []
     order = order_for(tree)
