@@ -114,14 +114,15 @@ def peak(model: Peakable, prompt: Sequence[int], path: Ids) -> Peak:
     against = scale * model.base(rivals)
     for _ in range(_COUNTS):
         others = (hidden @ against.T).max(axis=1)
-        if _gaps(hidden, dequantise(packed), others).min() > _ENOUGH:
+        gaps = _gaps(hidden, dequantise(packed), others)  # as rounded to 4 bits, or votes lost in it were never cast
+        if gaps.min() > _ENOUGH:
             found = np.setdiff1d(_strongest(model, hidden, path), rivals)
             if not found.size:
                 break
             rivals = np.union1d(rivals, found)
             against = scale * model.base(rivals)
             continue
-        votes = _votes(hidden, embedded[first:] * model.final_norm(), _WANTED_GAP - _gaps(hidden, rows, others))
+        votes = _votes(hidden, embedded[first:] * model.final_norm(), _WANTED_GAP - gaps)
         rows = rows + (_TIED_RATE if model.tied else 1.0) * votes
         packed = quantise_int4(rows, asymmetric=False)
         if model.tied:
