@@ -36,7 +36,7 @@ from engine import kernels
 from engine.bind import lower
 from engine.config import RunRequest
 from engine.graph import DTYPES, Graph
-from engine.kv import bucket
+from engine.kv_layout import Buckets
 from engine.onnx_load import load
 from engine.plan import Plan
 from engine.run import execute
@@ -396,7 +396,7 @@ def main() -> None:
     graph = load(args.model)
     plans = {rows: lower(graph, rows) for rows in (1, len(PROMPT))}
     plan, card = plans[1], Card()
-    memory = Memory(card, graph, plans, bucket(len(PROMPT) + TOKENS, graph.info.context_length))
+    memory = Memory(card, graph, plans, Buckets(graph.info.context_length).of(len(PROMPT) + TOKENS))
     passes = Passes(card, memory, plans)
     wider = Passes(card, Memory(card, graph, plans, 2 * memory.capacity), plans)
     facts = {**card_facts(card), "steps": len(plan.steps), "keys": len(plan.keys), "W": plan.weight_bytes}

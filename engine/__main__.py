@@ -14,9 +14,10 @@ from typing import Any, NoReturn
 from engine import PROTOCOL
 from engine.commands import conformance, logits, oracle, plan
 from engine.commands.ids import add_prompt, prompt_of
-from engine.config import DEVICES, POLICIES, RunRequest, parse_request, read_request
+from engine.config import CONFIG_NAMES, DEVICES, POLICIES, RunRequest, parse_request, read_request
 from engine.errors import BadRequest, EngineError
 from engine.journal import Collected, Emit, to_fd
+from engine.kv_layout import LAYOUTS
 from engine.run import execute
 from engine.show import show
 from engine.tokens import Tokens
@@ -69,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--capture", choices=("on", "off"))
     run.add_argument("--granule", type=int, help="granule of the simulated device in bytes, a power of two")
     run.add_argument("--prefill-chunk", type=int, help="most prompt tokens in one forward pass")
-    run.add_argument("--kv-capacity", type=int, help="positions to reserve KV addresses for")
+    run.add_argument("--kv-capacity", type=int, help="positions that the KV cache may grow to")
+    run.add_argument("--kv-layout", help=f"one of {', '.join(LAYOUTS)}")
+    run.add_argument("--kv-min-bucket", type=int, help="positions of the smallest KV cache")
     run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
     for command in (plan, logits, oracle, conformance):
@@ -121,7 +124,7 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
         raise BadRequest("--model is missing", "give the model's folder")
     config: dict[str, Any] = {
         name: getattr(arguments, name)
-        for name in ("vram_limit", "policy", "granule", "prefill_chunk", "kv_capacity")
+        for name in CONFIG_NAMES & vars(arguments).keys() - {"weight_budget", "capture"}
         if getattr(arguments, name) is not None
     }
     if arguments.weight_budget is not None:

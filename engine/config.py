@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from engine import PROTOCOL
 from engine.errors import BadRequest
+from engine.kv_layout import LAYOUTS, LEAST_BUCKET_TOKENS
 
 POLICIES = ("stable", "lru", "stable_slot", "size_first")
 DEVICES = ("auto", "sim", "cuda")
@@ -20,7 +21,10 @@ ARITHMETIC = ("full", "none")
 AUTO_DEVICE = "sim"
 """What `auto` stands for: the simulated device on every host, until the CUDA device is built."""
 CONFIG_NAMES = frozenset(
-    {"weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk", "kv_capacity"}
+    {
+        *("weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk"),
+        *("kv_capacity", "kv_layout", "kv_min_bucket"),
+    }
 )
 """Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
 
@@ -37,7 +41,8 @@ class EngineConfig:
 
     `weight_budget` bounds weights alone: bytes, or a share of W such as "50%", or None for no bound. `vram_limit`
     bounds weights, KV cache and workspace together, in bytes. `granule` is the simulated device's granule in bytes
-    (None: the device's own). `kv_capacity` reserves addresses for that many tokens (None: as the run needs).
+    (None: the device's own). A sequence's KV cache starts in the smallest bucket that holds it, a power of two from
+    `kv_min_bucket` tokens, and grows through larger ones up to `kv_capacity` tokens (None: as the run needs).
     """
 
     weight_budget: int | str | None = None
@@ -47,6 +52,8 @@ class EngineConfig:
     granule: int | None = None
     prefill_chunk: int = 512
     kv_capacity: int | None = None
+    kv_layout: str = "seq-major"
+    kv_min_bucket: int = LEAST_BUCKET_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +88,9 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
         parse_share(made.weight_budget)
     elif made.weight_budget is not None and not _is_whole(made.weight_budget):
         raise BadRequest(f"weight_budget is {made.weight_budget!r}", _BUDGET_REMEDY)
-    for name in ("vram_limit", "granule", "prefill_chunk", "kv_capacity"):
+    for name in ("vram_limit", "granule", "prefill_chunk", "kv_capacity", "kv_min_bucket"):
         value = getattr(made, name)
-        if not _is_whole(value) and (value is not None or name == "prefill_chunk"):
+        if not _is_whole(value) and (value is not None or name in ("prefill_chunk", "kv_min_bucket")):
             raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number above zero")
     if made.granule is not None and made.granule not in GRANULES_BYTES:
         raise BadRequest(
@@ -92,6 +99,8 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
         )
     if made.policy not in POLICIES:
         raise BadRequest(f"unknown policy {made.policy!r}", f"known policies: {', '.join(POLICIES)}")
+    if made.kv_layout not in LAYOUTS:
+        raise BadRequest(f"unknown kv_layout {made.kv_layout!r}", _nearest(str(made.kv_layout), frozenset(LAYOUTS)))
     if not isinstance(made.capture, bool):
         raise BadRequest(f"capture is {made.capture!r}", "capture is true or false")
     return made

@@ -68,6 +68,11 @@ _ROWS: tuple[Counter, ...] = (
     Counter("physical_owned_bytes", "bytes", "gauge", "plan", "neutral", "physical memory held by the granule pool"),
     Counter("peak_committed_bytes", "bytes", "peak", "plan", "lower", "highest granule bytes mapped, all owners"),
     Counter("kv_committed_bytes", "bytes", "gauge", "plan", "neutral", "granule bytes mapped for the KV cache"),
+    Counter("peak_kv_committed_bytes", "bytes", "peak", "plan", "lower", "highest of it, both copies during a growth"),
+    Counter(
+        "kv_growths", "count", "activity", "plan", "neutral", "larger buckets of a sequence", "kv_growth_dtod_bytes"
+    ),
+    Counter("kv_growth_dtod_bytes", "bytes", "activity", "plan", "lower", "cached bytes copied because heads moved"),
     # ledger faults, each must be 0
     Counter("ref_underflows", "count", "activity", "plan", "lower", "granule refunds below zero"),
     Counter("unaccounted_bytes", "bytes", "gauge", "plan", "lower", "mapped granules without an owner"),
@@ -82,6 +87,7 @@ _ROWS: tuple[Counter, ...] = (
     Counter("replays", "count", "activity", "plan", "neutral", "one-token steps that replayed one"),
     Counter("fallbacks", "count", "activity", "plan", "lower", "one-token steps that wanted a graph and ran eagerly"),
     Counter("invalidations", "count", "activity", "plan", "neutral", "graphs thrown away"),
+    Counter("growth_keeps", "count", "activity", "plan", "neutral", "KV growths that a graph outlived"),
     Counter("decode_steps", "count", "activity", "plan", "neutral", "one-token forward passes"),
     Counter("graph_nodes", "count", "gauge", "device", "neutral", "nodes of the live graphs"),
     Counter("kernel_runs", "count", "activity", "device", "neutral", "kernels run, in a graph or outside"),
@@ -90,6 +96,9 @@ _ROWS: tuple[Counter, ...] = (
     # device verbs
     Counter(
         "device_htod_bytes", "bytes", "activity", "device", "lower", "weight bytes the device's own copy verb moved"
+    ),
+    Counter(
+        "device_dtod_bytes", "bytes", "activity", "device", "lower", "bytes the device's own inner copy verb moved"
     ),
     Counter("vmm_calls", "count", "activity", "device", "lower", "create, map, set-access, unmap and release calls"),
     Counter("vmm_calls_steady", "count", "activity", "device", "lower", "such calls from the third one-token step on"),

@@ -80,6 +80,7 @@ class Decoder:
 
     def reset(self) -> None:
         """Begin a new sequence: no position is cached."""
+        self._kv.restart()
         self._length = 0
         self._device.copy_in(self._control, np.zeros(1, np.int64))
         self._device.copy_in(self._control + _AHEAD_OFFSET, np.zeros(1, np.int32))
@@ -87,7 +88,11 @@ class Decoder:
             self._device.fill(address, state.nbytes, 0)
 
     def prefill(self, ids: Sequence[int], chunk: int) -> Emitted:
-        """Feed a prompt in chunks of at most `chunk` tokens; the token that follows it."""
+        """Feed a prompt in chunks of at most `chunk` tokens; the token that follows it.
+
+        The cache starts in the whole prompt's bucket, so that chunks cause no growth.
+        """
+        self._make_room(len(ids))
         emitted = None
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
@@ -122,7 +127,7 @@ class Decoder:
 
     def _forward(self, rows: int) -> Emitted:
         plan = self._plans[rows]
-        self._kv.ensure(self._length + rows)
+        self._make_room(rows)
         before = self._device.tally.read()
         if rows == 1:
             self._one_token(plan)
@@ -137,6 +142,19 @@ class Decoder:
                 f"logits at position {self._length - 1} are not finite", "the run's tokens cannot be used"
             )
         return Emitted(token, gap)
+
+    def _make_room(self, rows: int) -> None:
+        """Have the cache hold `rows` positions more; where it moved, what had its addresses baked in is void."""
+        growth = self._kv.ensure(self._length + rows, kept=self._length)
+        if growth == "moved":
+            self._launches.clear()
+            self._warm = False  # other strides are another signature: run eagerly once before it is recorded
+            if self._recorded is not None:
+                self._recorded = None
+                self._tally.add("invalidations")
+                self._tally_nodes()
+        elif growth == "kept" and self._length and self._recorded is not None:
+            self._tally.add("growth_keeps")
 
     def _account(self, plan: Plan, before: Mapping[str, int | float]) -> None:
         self._tally.add("forward_steps")
@@ -231,10 +249,9 @@ class Decoder:
             case "constant":
                 return Placed(operand, self._constants[ref.name], nbytes)
             case "kv_key" | "kv_value":
-                what = "key" if ref.kind == "kv_key" else "value"
-                return Placed(
-                    operand, self._kv.address(ref.index, what), self._kv.geometry.token_bytes * self._kv.capacity
-                )
+                placement = self._kv.placement
+                address = self._kv.address(ref.index, "key" if ref.kind == "kv_key" else "value")
+                return Placed(operand, address, placement.nbytes, placement=placement)
             case "host":
                 return Placed(operand, 0, nbytes, self._host[ref.name])
             case "control":

@@ -115,6 +115,35 @@ def evaluate(
         Equation(
             "A18", "KV committed >= bytes per token * longest", ">=", c("kv_committed_bytes"), f("kv_needed_bytes")
         ),
+        Equation(
+            "K1",
+            "KV committed == granules that its layout touches",
+            "==",
+            c("kv_committed_bytes"),
+            f("kv_foreseen_bytes"),
+        ),
+        Equation(
+            "K2",
+            "KV committed at peak == foreseen, growth copies included",
+            "==",
+            c("peak_kv_committed_bytes"),
+            f("kv_foreseen_peak_bytes"),
+        ),
+        Equation("K3", "KV growths == buckets passed", "==", c("kv_growths"), f("kv_foreseen_growths")),
+        Equation(
+            "K4",
+            "growth copies == bytes per token * positions that moved",
+            "==",
+            c("kv_growth_dtod_bytes"),
+            f("kv_bytes_per_token") * f("kv_copied_positions"),
+        ),
+        Equation(
+            "K5",
+            "device's own inner copies == growth copies",
+            "==",
+            c("device_dtod_bytes"),
+            c("kv_growth_dtod_bytes"),
+        ),
         Equation("L0", "granules mapped after close == 0", "==", f("mapped_after_close_bytes"), 0),
         Equation("L1", "granules owned after close == 0", "==", f("owned_after_close_bytes"), 0),
     ]
@@ -123,6 +152,7 @@ def evaluate(
         rows.append(Equation("W13l", "all fits: loaded_keys == keys", "==", c("loaded_keys"), f("keys")))
     if capture:
         parts = c("warm_steps") + c("captures") + c("replays") + c("fallbacks")
+        rows.append(Equation("A14", "invalidations <= captures", "<=", c("invalidations"), c("captures")))
         rows.append(
             Equation("C1", "one-token steps == warm + captures + replays + fallbacks", "==", c("decode_steps"), parts)
         )

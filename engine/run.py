@@ -21,7 +21,8 @@ from engine.equations import Equation, Sums, evaluate
 from engine.errors import BadRequest, EngineError, OutOfMemory, Refused
 from engine.graph import Graph
 from engine.journal import Emit
-from engine.kv import KvCache, bucket, committed_bytes
+from engine.kv import KvCache
+from engine.kv_layout import Buckets, forecast
 from engine.onnx_load import load, recorded_digest
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager, minimum_budget
@@ -127,19 +128,27 @@ def set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, P
     )
     fixed += sum(s.nbytes for s in plan.states)
     fixed += control_bytes(max(plans))
-    budget = _budget(
-        request, plan, fixed + committed_bytes(plan.kv, positions, device.granule_bytes), device.granule_bytes
-    )
+    buckets = _buckets(request, positions, graph.info.context_length)
+    lengths = range(len(request.prompt_ids), positions + 1)
+    kv_bytes = forecast(plan.kv, config.kv_layout, buckets, lengths, device.granule_bytes).peak_bytes
+    budget = _budget(request, plan, fixed + kv_bytes, device.granule_bytes)
     ledger = Ledger(device.granule_bytes, None if config.vram_limit is None else config.vram_limit - fixed, tally)
     pool = Pool(device, ledger)
     pager = Pager(device, plan, config.policy, budget, ledger, pool, tally)
-    capacity = config.kv_capacity or bucket(positions, graph.info.context_length)
-    if capacity < positions:
-        raise BadRequest(f"kv_capacity {capacity} is below the {positions} positions of prompt and tokens", "raise it")
-    kv = KvCache(device, plan.kv, capacity, ledger, pool)
+    kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally)
     decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally)
     pager.preload()
     return Setup(ledger, pool, pager, kv, decoder, budget, positions)
+
+
+def _buckets(request: RunRequest, positions: int, context: int) -> Buckets:
+    """What the cache grows through; without a capacity asked for, up to what the run needs within the context."""
+    asked, least = request.config.kv_capacity, request.config.kv_min_bucket
+    if asked is None:
+        return Buckets(Buckets(context, least).of(positions), least)
+    if asked < positions:
+        raise BadRequest(f"kv_capacity {asked} is below the {positions} positions of prompt and tokens", "raise it")
+    return Buckets(asked, least)
 
 
 def _budget(request: RunRequest, plan: Plan, fixed_bytes: int, granule: int) -> int | None:
@@ -308,6 +317,9 @@ def _facts(
 ) -> dict[str, int | float | str]:
     measured = [g for g in generations if not g["warmup"]]
     longest = len(request.prompt_ids) + max(map(_emitted, generations)) - 1
+    kv = setup.kv
+    lengths = range(len(request.prompt_ids), longest + 1)
+    foreseen = forecast(plan.kv, kv.placement.layout, kv.buckets, lengths, setup.ledger.granule_bytes)
     capacity = setup.pager.capacity_bytes
     largest = max(plan.keys, key=lambda k: k.nbytes)
     return {
@@ -325,6 +337,12 @@ def _facts(
         "gather_bytes_per_token": plan.gather_bytes,
         "kv_bytes_per_token": plan.kv.bytes_per_token,
         "kv_needed_bytes": plan.kv.bytes_per_token * longest,
+        "kv_layout": kv.placement.layout,
+        "kv_capacity": kv.capacity,
+        "kv_foreseen_bytes": foreseen.committed_bytes,
+        "kv_foreseen_peak_bytes": foreseen.peak_bytes,
+        "kv_foreseen_growths": foreseen.growths * len(generations),
+        "kv_copied_positions": foreseen.copied_positions * len(generations),
         "workspace_bytes": plan.workspace_bytes,
         "plan_steps": len(plan.steps),
         "peak_weight_mapped_bytes": setup.ledger.peak_weight_bytes,

@@ -69,9 +69,11 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"modelled_ms={c['modelled_ns'] / tokens / 1e6:.3f} (device profile, not wall time)",
         f"weight_offload_physical: {_pick(c, 'mapped_physical_bytes', 'physical_owned_bytes', 'peak_committed_bytes')} "
         f"{_pick(c, 'oversubscribed_bytes', 'ref_underflows')}",
-        f"cuda_graph: {_pick(c, 'segments', 'seams', 'seam_nodes', 'warm_steps', 'captures', 'replays', 'fallbacks')}",
+        f"cuda_graph: {_pick(c, 'segments', 'seams', 'seam_nodes', 'warm_steps', 'captures', 'replays', 'fallbacks')} "
+        f"{_pick(c, 'invalidations', 'growth_keeps')}",
         f"steady: {_pick(c, 'vmm_calls_steady', 'alloc_calls_steady', 'host_syncs', 'step_kernels', 'graph_nodes')}",
-        f"kv: kv_bytes_per_token={f['kv_bytes_per_token']} {_pick(c, 'kv_committed_bytes')}",
+        f"kv: {_pick(f, 'kv_layout', 'kv_bytes_per_token', 'kv_capacity')} "
+        f"{_pick(c, 'kv_committed_bytes', 'peak_kv_committed_bytes', 'kv_growths', 'kv_growth_dtod_bytes')}",
         f"peak_rss_bytes: {result['peak_rss_bytes']}",
     ]
     rows += [

@@ -14,9 +14,10 @@ from engine.commands.ids import add_forced, add_prompt, forced_of, prompt_of
 from engine.config import DEVICES, POLICIES, parse_request
 from engine.errors import OutOfMemory
 from engine.forced import check_fed, check_out, force, save
+from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
 
-_CONFIG = ("granule", "weight_budget", "vram_limit", "policy", "kv_capacity")
+_CONFIG = ("granule", "weight_budget", "vram_limit", "policy", "kv_capacity", "kv_layout", "kv_min_bucket")
 
 
 def add(commands: Any) -> None:
@@ -36,7 +37,9 @@ def add(commands: Any) -> None:
     parser.add_argument("--vram-limit", type=int, help="bytes for weights, KV cache and workspace together")
     parser.add_argument("--policy", help=f"one of {', '.join(POLICIES)}")
     parser.add_argument("--capture", choices=("on", "off"), default="on")
-    parser.add_argument("--kv-capacity", type=int, help="positions to reserve KV addresses for")
+    parser.add_argument("--kv-capacity", type=int, help="positions that the KV cache may grow to")
+    parser.add_argument("--kv-layout", help=f"one of {', '.join(LAYOUTS)}")
+    parser.add_argument("--kv-min-bucket", type=int, help="positions of the smallest KV cache")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from engine.counters import Tally
+from engine.kv_layout import Placement
 from engine.plan import Operand, Step
 
 
@@ -59,6 +60,8 @@ class Placed:
     nbytes: int
     host: NDArray[Any] | None = None
     """The host array, where the kernel reads host memory in place."""
+    placement: Placement | None = None
+    """Of a KV cache: its capacity and strides, which belong to the run and not to the plan."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -132,6 +135,10 @@ class Device(Protocol):
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes to the device; from a known host range it is weight traffic."""
+        ...
+
+    def copy_within(self, target: int, source: int, nbytes: int) -> None:
+        """Copy device bytes to another place on the device, after all work before it."""
         ...
 
     def copy_out(self, address: int, nbytes: int) -> bytes:

@@ -19,7 +19,7 @@ from engine.counters import Tally
 from engine.device.base import H200, Granule, Launch, Placed, Profile, Recorded, Tag
 from engine.device.spans import Spans
 from engine.errors import DeviceFailure
-from engine.graph import stored_bytes
+from engine.kv_layout import Placement
 
 POISON = 0xFF
 DEFAULT_GRANULE_BYTES = 2 << 20
@@ -71,9 +71,8 @@ class Reads:
 
     keys: tuple[KeyRead, ...]
     key_bytes: int
-    caches: tuple[Placed, ...]
-    row_bytes: int
-    """Bytes of one position of a cache."""
+    caches: tuple[tuple[int, Placement], ...]
+    """Address of each cache, and how it lies there."""
     rows: int
     """Positions that the launch adds."""
     length: Placed | None
@@ -122,6 +121,10 @@ class BookedDevice(ABC, Generic[Bound]):
     @abstractmethod
     def _get(self, region: Region, offset: int, nbytes: int) -> bytes:
         """Bytes come out."""
+
+    @abstractmethod
+    def _copy(self, source: Region, offset: int, target: Region, at: int, nbytes: int) -> None:
+        """Bytes go from one region to another."""
 
     @abstractmethod
     def _set(self, region: Region, offset: int, nbytes: int, byte: int) -> None:
@@ -232,6 +235,14 @@ class BookedDevice(ABC, Generic[Bound]):
         self.tally.add("device_htod_bytes", flat.nbytes)
         self._model(flat.nbytes / self.profile.link_bytes_per_s * 1e9)
 
+    def copy_within(self, target: int, source: int, nbytes: int) -> None:
+        """Copy device bytes to another place on the device: they are read and written, at the memory's rate."""
+        here, there = self._range(source, nbytes, "copy from"), self._range(target, nbytes, "copy to")
+        self._copy(*here, *there, nbytes)
+        there[0].spans.drop(target, target + nbytes)
+        self.tally.add("device_dtod_bytes", nbytes)
+        self._model(2 * nbytes / self.profile.memory_bytes_per_s * 1e9)
+
     def copy_out(self, address: int, nbytes: int) -> bytes:
         """Read device bytes on the host."""
         region, offset = self._range(address, nbytes, "copy from")
@@ -288,9 +299,10 @@ class BookedDevice(ABC, Generic[Bound]):
         reads, bound = known
         self.tally.add("kernel_runs")
         if reads.length is not None:
-            filled = (self._whole_number(reads.length) + reads.rows) * reads.row_bytes
-            for placed in reads.caches:
-                self._range(placed.address, filled, f"{launch.step.node}: cache of")
+            filled = self._whole_number(reads.length) + reads.rows
+            for address, placement in reads.caches:
+                for start, end in placement.windows(0, filled):
+                    self._range(address + start, end - start, f"{launch.step.node}: cache of")
         tags = tuple(read.region.spans.whole(read.start, read.end) for read in reads.keys)
         for read, tag in zip(reads.keys, tags, strict=True):
             if tag is None:  # no whole key: mapped at all?
@@ -300,9 +312,8 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def _reads(self, launch: Launch) -> Reads:
         keys = [p for p in launch.placed if p.operand.ref.kind == "key"]
-        caches = tuple(p for p in launch.placed if p.operand.ref.kind in ("kv_key", "kv_value"))
+        caches = tuple((p.address, p.placement) for p in launch.placed if p.placement is not None)
         by_name = {p.operand.name: p for p in launch.placed}
-        cached = caches[0].operand.ref if caches else None
         return Reads(
             tuple(
                 KeyRead(self._find(p.address)[0], p.address, p.address + p.nbytes, p.operand.ref.index, p.operand.name)
@@ -310,9 +321,8 @@ class BookedDevice(ABC, Generic[Bound]):
             ),
             sum(p.nbytes for p in keys),
             caches,
-            stored_bytes(cached.dtype, math.prod(cached.shape[1:])) if cached else 0,
-            math.prod(by_name["query"].operand.ref.shape[:-1]) if cached else 0,
-            by_name["length"] if cached else None,
+            math.prod(by_name["query"].operand.ref.shape[:-1]) if caches else 0,
+            by_name["length"] if caches else None,
         )
 
     # -- bookkeeping

@@ -47,6 +47,9 @@ class PlanDevice(BookedDevice[None]):
             raise DeviceFailure(f"{region.what} has no bytes: this device computes nothing")
         return self._control[region.address][offset : offset + nbytes].tobytes()
 
+    def _copy(self, source: Region, offset: int, target: Region, at: int, nbytes: int) -> None:
+        assert source.address not in self._control, "controls are written, not copied"
+
     def _set(self, region: Region, offset: int, nbytes: int, byte: int) -> None:
         if region.address in self._control:
             self._control[region.address][offset : offset + nbytes] = byte

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from engine import kernels
@@ -58,6 +59,9 @@ class SimDevice(BookedDevice[_Arrays]):
     def _get(self, region: Region, offset: int, nbytes: int) -> bytes:
         return self._bytes[region.address][offset : offset + nbytes].tobytes()
 
+    def _copy(self, source: Region, offset: int, target: Region, at: int, nbytes: int) -> None:
+        self._bytes[target.address][at : at + nbytes] = self._bytes[source.address][offset : offset + nbytes]
+
     def _set(self, region: Region, offset: int, nbytes: int, byte: int) -> None:
         self._bytes[region.address][offset : offset + nbytes] = byte
 
@@ -93,6 +97,6 @@ class SimDevice(BookedDevice[_Arrays]):
             return placed.host.reshape(ref.shape)
         region, offset = self._find(placed.address)
         raw = self._bytes[region.address][offset : offset + placed.nbytes].view(DTYPES[ref.dtype])
-        if ref.kind in ("kv_key", "kv_value"):
-            return raw.reshape(-1, *ref.shape[1:])
+        if placed.placement is not None:  # positions, heads, elements, however far apart they lie
+            return as_strided(raw, placed.placement.shape, placed.placement.strides)
         return raw.reshape(ref.shape)

@@ -10,6 +10,7 @@ from engine.kernels import Array, Arrays, KernelDef, Params, define
 def run_gqa(a: Arrays, p: Params) -> None:
     """Attention of `rows` new positions after `length` cached ones; caches are [capacity, kv_heads, head_size].
 
+    They are read and written through strides: which of the first two comes first in memory is the run's business.
     Order as onnxruntime's GroupQueryAttention: scale, softcap, mask (window counts the query itself), softmax. Sums run
     over the valid positions alone, so neither capacity nor what lies beyond can be felt.
     """
@@ -89,10 +90,10 @@ def _attend(
     q: Array, keys: Array, values: Array, scale: float, softcap: float, sinks: Array | None, out: Array
 ) -> None:
     group = q.shape[0] // keys.shape[1]
-    k32, v32 = (x.astype(np.float32, copy=False) for x in (keys, values))
+    k32, v32 = _by_head(keys), _by_head(values)
     scores = np.empty((q.shape[0], keys.shape[0]), np.float32)
     for h in range(q.shape[0]):
-        scores[h] = np.dot(k32[:, h // group], q[h])
+        scores[h] = np.dot(k32[h // group], q[h])
     scores *= np.float32(scale)
     if softcap:
         scores = np.float32(softcap) * np.tanh(scores / np.float32(softcap))
@@ -106,7 +107,12 @@ def _attend(
         total += np.exp(sinks[:, None] - top)
     scores /= total
     for h in range(q.shape[0]):
-        out[h] = np.dot(scores[h], v32[:, h // group])
+        out[h] = np.dot(scores[h], v32[h // group])
+
+
+def _by_head(cache: Array) -> Array:
+    """Each head's positions as a dense matrix of its own: the library's order of a sum may follow the strides."""
+    return np.array(cache.transpose(1, 0, 2), np.float32, order="C", copy=True)
 
 
 define(KernelDef("gqa", run_gqa))

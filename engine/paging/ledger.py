@@ -50,6 +50,11 @@ class Ledger:
         return self._peak_weights * self.granule_bytes
 
     @property
+    def room_bytes(self) -> int | None:
+        """Bytes that may still be mapped under the limit; None without one."""
+        return None if self.limit_bytes is None else self.limit_bytes - sum(self._mapped.values()) * self.granule_bytes
+
+    @property
     def owned_bytes(self) -> int:
         """Bytes of every granule the pool holds, mapped or not."""
         return self._owned * self.granule_bytes
@@ -70,6 +75,7 @@ class Ledger:
         mapped = sum(self._mapped.values()) * self.granule_bytes
         self._tally.set("mapped_physical_bytes", self.mapped_bytes("weights"))
         self._tally.set("kv_committed_bytes", self.mapped_bytes("kv"))
+        self._tally.high("peak_kv_committed_bytes", self.mapped_bytes("kv"))
         self._tally.set("physical_owned_bytes", self.owned_bytes)
         self._tally.high("peak_committed_bytes", mapped)
         self._tally.high("oversubscribed_bytes", max(0, mapped - self.limit_bytes) if self.limit_bytes else 0)

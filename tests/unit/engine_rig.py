@@ -26,7 +26,8 @@ from engine.device.sim import SimDevice
 from engine.errors import ModelFilesError
 from engine.graph import DTYPES, Graph
 from engine.journal import Collected
-from engine.kv import KvCache, bucket
+from engine.kv import KvCache
+from engine.kv_layout import LEAST_BUCKET_TOKENS, Buckets
 from engine.onnx_load import load
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager
@@ -112,17 +113,21 @@ class Bench:
         capacity: int | None = None,
         granule: int = TINY_GRANULE,
         all_logits: bool = False,
+        layout: str = "seq-major",
+        least: int = LEAST_BUCKET_TOKENS,
+        limit: int | None = None,
     ) -> None:
         self.graph = model if isinstance(model, Graph) else load(model)
         self.plans: dict[int, Plan] = {r: lower(self.graph, r, all_logits=all_logits) for r in sorted({1, *rows})}
         self.plan = self.plans[1]
         self.device = device if device is not None else SimDevice(granule_bytes=granule)
         self.tally = Tally()
-        self.ledger = Ledger(self.device.granule_bytes, None, self.tally)
+        self.ledger = Ledger(self.device.granule_bytes, limit, self.tally)
         self.pool = Pool(self.device, self.ledger)
         self.pager = Pager(self.device, self.plan, policy, budget, self.ledger, self.pool, self.tally)
-        kv_capacity = capacity or bucket(positions, self.graph.info.context_length)
-        self.kv = KvCache(self.device, self.plan.kv, kv_capacity, self.ledger, self.pool)
+        most = capacity or Buckets(self.graph.info.context_length, least).of(positions)
+        buckets = Buckets(most, least)
+        self.kv = KvCache(self.device, self.plan.kv, layout, buckets, self.ledger, self.pool, self.tally)
         self.decoder = Decoder(self.device, self.graph, self.plans, self.pager, self.kv, capture, self.tally)
         self.pager.preload()
 

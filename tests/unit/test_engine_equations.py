@@ -25,6 +25,10 @@ COUNTERS: dict[str, int | float] = {
     "content_resident_bytes": 200,
     "mapped_physical_bytes": 8192,
     "kv_committed_bytes": 4096,
+    "peak_kv_committed_bytes": 4096,
+    "kv_growths": 2,
+    "kv_growth_dtod_bytes": 240,
+    "device_dtod_bytes": 240,
     "physical_owned_bytes": 16384,
     "decode_steps": 5,
     "warm_steps": 1,
@@ -40,6 +44,11 @@ FACTS: dict[str, int | float | str] = {
     "peak_weight_mapped_bytes": 8192,
     "pool_free_bytes": 4096,
     "kv_needed_bytes": 4000,
+    "kv_bytes_per_token": 10,
+    "kv_foreseen_bytes": 4096,
+    "kv_foreseen_peak_bytes": 4096,
+    "kv_foreseen_growths": 2,
+    "kv_copied_positions": 24,
     "mapped_after_close_bytes": 0,
     "owned_after_close_bytes": 0,
 }
@@ -55,7 +64,7 @@ def test_a_run_that_closes_breaks_none() -> None:
     assert broken(COUNTERS, FACTS) == set()
     names = [e.name for e in evaluate(COUNTERS, FACTS, SUMS, capture=True)]
     assert len(names) == len(set(names))
-    assert {e.name for e in evaluate(COUNTERS, FACTS, SUMS, capture=False)} == set(names) - {"C1"}
+    assert {e.name for e in evaluate(COUNTERS, FACTS, SUMS, capture=False)} == set(names) - {"C1", "A14"}
 
 
 @pytest.mark.parametrize(
@@ -80,7 +89,12 @@ def test_a_run_that_closes_breaks_none() -> None:
         ({"oversubscribed_bytes": 1}, {"W12"}),
         ({"content_resident_bytes": 8193}, {"A8"}),
         ({"physical_owned_bytes": 20480}, {"A8o"}),
-        ({"kv_committed_bytes": 3999, "physical_owned_bytes": 16287}, {"A18"}),
+        ({"kv_committed_bytes": 3999, "physical_owned_bytes": 16287}, {"A18", "K1"}),
+        ({"peak_kv_committed_bytes": 8192}, {"K2"}),
+        ({"kv_growths": 1}, {"K3"}),
+        ({"kv_growth_dtod_bytes": 230, "device_dtod_bytes": 230}, {"K4"}),
+        ({"device_dtod_bytes": 0}, {"K5"}),
+        ({"invalidations": 2}, {"A14"}),
         ({"replays": 2}, {"C1"}),
         ({"fallbacks": 1}, {"C1"}),
     ],
@@ -94,6 +108,10 @@ def test_a_counter_that_is_off_breaks_its_equation(changes: dict[str, int], name
     [
         ({"peak_weight_mapped_bytes": 12288}, {"W11"}),
         ({"pool_free_bytes": 0}, {"A8o"}),
+        ({"kv_foreseen_bytes": 0}, {"K1"}),
+        ({"kv_foreseen_peak_bytes": 0}, {"K2"}),
+        ({"kv_foreseen_growths": 0}, {"K3"}),
+        ({"kv_copied_positions": 0}, {"K4"}),
         ({"mapped_after_close_bytes": 4096}, {"L0"}),
         ({"owned_after_close_bytes": 4096}, {"L1"}),
         ({"resident": 1}, {"W13", "W13l"}),
