@@ -26,6 +26,8 @@ from jobs.whole_trees import OURS, WholeTree, whole_folder, whole_ref
 from orchestrator.settings import Settings
 from reports.redact import redact
 
+_ANOTHER_CACHE = "set XDG_CACHE_HOME to another folder"
+
 
 @dataclass(frozen=True, slots=True)
 class LocalResolver:
@@ -49,7 +51,7 @@ class LocalResolver:
         if source.build not in MODELS:
             raise SpecError(f"model {name}: no model named {source.build!r} in the zoo", f"known: {', '.join(MODELS)}")
         folder = built_folder(self.settings, source)
-        build(source.build, folder, seed=source.seed, cache_dir=self.settings.downloads)
+        build(source.build, folder, seed=source.seed, cache_dir=self.settings.downloads, elsewhere=_ANOTHER_CACHE)
         return ResolvedModel(folder, model_digest(folder))
 
     def prompt_ids(self, model: ResolvedModel, text: str) -> tuple[int, ...]:

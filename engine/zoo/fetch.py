@@ -151,5 +151,5 @@ def _scratch(cache: Path) -> tempfile.TemporaryDirectory[str]:
         return tempfile.TemporaryDirectory(dir=cache, prefix="partial-")
     except OSError as error:
         raise ModelFilesError(
-            f"cannot write to the cache folder {cache}: {error.strerror}", "name another one"
+            f"cannot write to the cache folder {cache}: {error.strerror}", "set XDG_CACHE_HOME to another folder"
         ) from error

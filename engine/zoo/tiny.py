@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.errors import BadRequest
 from engine.zoo.external import write_file
-from engine.zoo.folder import ModelFacts, Recipe, Written, install
+from engine.zoo.folder import ELSEWHERE, ModelFacts, Recipe, Written, install
 from engine.zoo.forward import Held, final_hidden
 from engine.zoo.genai import CONFIG_FILE, genai_config
 from engine.zoo.quant import F32, F64, PackedLinear, dequantise, quantise_int4
@@ -82,7 +82,14 @@ class _Draw:
         return peaked and all(self.changed_without.values())
 
 
-def build_tiny(seed: int, out: Path, *, geometry: DecoderGeometry = TINY, asymmetric: bool = False) -> ModelFacts:
+def build_tiny(
+    seed: int,
+    out: Path,
+    *,
+    geometry: DecoderGeometry = TINY,
+    asymmetric: bool = False,
+    elsewhere: str = ELSEWHERE,
+) -> ModelFacts:
     """Build the model of `seed` into `out`; the same arguments give the same bytes.
 
     `asymmetric` packs uint8 zero points instead of the implicit 8. Raises BadRequest for a negative seed, an occupied
@@ -93,7 +100,9 @@ def build_tiny(seed: int, out: Path, *, geometry: DecoderGeometry = TINY, asymme
     sizes = {field: getattr(geometry, field) for field in _RECIPE_SIZES}
     options = {"seed": seed, "asymmetric": asymmetric, **sizes}
     recipe = Recipe(NAME, BUILDER_VERSION, {"made": "in code, from a seed", "licence": "Apache-2.0"}, options)
-    return install(out, recipe, lambda folder: _write(folder, geometry, _fit_draw(seed, geometry, asymmetric), seed))
+    return install(
+        out, recipe, lambda folder: _write(folder, geometry, _fit_draw(seed, geometry, asymmetric), seed), elsewhere
+    )
 
 
 def _write(folder: Path, geometry: DecoderGeometry, draw: _Draw, seed: int) -> Written:

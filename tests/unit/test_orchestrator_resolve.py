@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ModelFilesError
+from engine.errors import BadRequest, ModelFilesError
 from engine.zoo import model_digest
 from jobs.errors import SpecError
 from jobs.provenance import ArmSource, ModelSource, own_root, tree_digest
-from orchestrator.resolve import DryResolver, LocalResolver
+from orchestrator.resolve import DryResolver, LocalResolver, built_folder
 from orchestrator.settings import Settings, settings, store_url
 
 
@@ -45,6 +45,18 @@ def test_a_built_model_lands_in_the_cache_once_and_its_digest_is_of_its_files(gi
     assert resolver.model("other", ModelSource(build="tiny", seed=8)).digest != first.digest
     assert resolver.model("path", ModelSource(path=first.path)).digest == first.digest
     assert resolver.prompt_ids(first, "ab") != resolver.prompt_ids(first, "ba")
+
+
+def test_a_cache_that_will_not_do_is_not_answered_with_an_option_that_is_not_there(given: Settings) -> None:
+    wanted = ModelSource(build="tiny", seed=7)
+    folder = built_folder(given, wanted)
+    folder.mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine")
+    with pytest.raises(BadRequest, match="no zoo model") as caught:
+        LocalResolver(given).model("m", wanted)
+    assert caught.value.remedy == "delete that folder first, or set XDG_CACHE_HOME to another folder"
+    (folder / "notes.txt").unlink()
+    assert LocalResolver(given).model("m", wanted).path == folder
 
 
 def test_a_model_folder_that_is_absent_or_empty_is_refused(given: Settings, tmp_path: Path) -> None:
