@@ -14,7 +14,7 @@ from engine import kernels, ops
 from engine.errors import DeviceFailure, UnsupportedModel
 from engine.graph import DTYPES, PACKED, DecoderInfo, Node, Weight
 from engine.plan import Buffer, Key, KvGeometry, Operand, Ref, SeamReason, StateSpec, Step
-from engine.values import Absent, Const, LoweredValue, NotKnown, Past, Refusal, State, Tensor, WeightValue
+from engine.values import Absent, Const, LoweredValue, NotKnown, Past, Refusal, State, Tensor, Transposed, WeightValue
 
 ALIGNMENT_BYTES = 256
 
@@ -57,6 +57,7 @@ class Lowering:
         self.states: tuple[StateSpec, ...] = ()
         self.logit_chain: frozenset[str] = frozenset()
         self._values: dict[str, LoweredValue] = dict(values)
+        self._copies: dict[str, WeightValue] = {}
         self._keep = keep
         self._claimed: set[Past | State] = set()
         self._steps: list[Step] = []
@@ -74,11 +75,22 @@ class Lowering:
             self._values[name] = WeightValue(weight, weight.shape)
         if name not in self._values:
             raise Absent(name)
-        return self._values[name]
+        value = self._values[name]
+        if not isinstance(value, Transposed):
+            return value
+        if name not in self._copies:
+            turned = Const(value.held.weight.array().reshape(value.held.shape).T)
+            self._copies[name] = self.promote(name, turned)
+        return self._copies[name]
 
     def peek(self, name: str) -> LoweredValue | None:
-        """The value of a name, or None where nothing produced it."""
+        """The value of a name as it was set, or None where nothing produced it."""
         return self._values.get(name)
+
+    def turned(self, name: str) -> WeightValue | None:
+        """The initialiser [N, K] behind a name that stands for it transposed; None for other names."""
+        value = self._values.get(name)
+        return value.held if isinstance(value, Transposed) else None
 
     def set(self, name: str, value: LoweredValue) -> None:
         """Bind a name to its value; "" is no name."""

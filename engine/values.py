@@ -42,6 +42,13 @@ class WeightValue:
 
 
 @dataclass(frozen=True, slots=True)
+class Transposed:
+    """A float matrix [N, K] read as [K, N]: products take it as it lies, and whoever else asks gets a copy."""
+
+    held: WeightValue
+
+
+@dataclass(frozen=True, slots=True)
 class Const:
     """A value known at build."""
 
@@ -133,6 +140,7 @@ class State:
 LoweredValue = (
     Tensor
     | WeightValue
+    | Transposed
     | Const
     | Dequantized
     | LengthValue

@@ -9,9 +9,10 @@ from engine.kernels import Array, Arrays, KernelDef, Params, define
 from engine.kernels.elementwise import wide
 
 
-def decode_dense(a: Arrays, _: Params) -> Array:
-    """Weight [K, N] as float32."""
-    return np.array(a["weight"], dtype=np.float32)  # a copy: the bytes it came from may change under it
+def decode_dense(a: Arrays, p: Params) -> Array:
+    """Weight as float32 [K, N], a view of what lies as [N, K] where it is `transposed`."""
+    weight = np.array(a["weight"], dtype=np.float32)  # a copy: the bytes it came from may change under it
+    return weight.T if p["transposed"] else weight
 
 
 def run_dense(a: Arrays, _: Params) -> None:

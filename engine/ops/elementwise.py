@@ -11,7 +11,7 @@ from engine.graph import DTYPES, Node
 from engine.lower import Lowering, wide
 from engine.ops import op
 from engine.ops.attributes import number, whole
-from engine.values import Const, LengthTest, LengthValue, Positions, Refusal, Tensor, WeightValue
+from engine.values import Const, LengthTest, LengthValue, Positions, Refusal, Tensor, Transposed, WeightValue
 
 CASTS = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
@@ -170,18 +170,22 @@ def quick_gelu(b: Lowering, node: Node) -> None:
 
 @op("", "Cast")
 def cast(b: Lowering, node: Node) -> None:
-    """Another element type; a length or a position stays one in any integer type."""
-    value = b.value(node.input(0))
+    """Another element type; a length or a position stays one in any integer type, a half weight one in float32."""
     to = CASTS.get(whole(node, "to"))
     if to is None:
         raise Refusal(f"cast to type {node.attributes['to']} is not served")
+    held = b.turned(node.input(0))
+    if held is not None and wide(held.dtype) == to:  # exact, and what kernels do with it anyway
+        b.set(node.output(0), Transposed(held))
+        return
+    value = b.value(node.input(0))
     if isinstance(value, LengthValue | Positions) and to in ("int32", "int64"):
         b.set(node.output(0), value)
         return
     if isinstance(value, LengthValue | Positions):
         raise Refusal(f"cast to type {node.attributes['to']} of a length or of positions is not served")
     x = b.operand(node, 0)
-    if isinstance(x, Tensor) and x.dtype == wide(to):
+    if (isinstance(x, Tensor) and x.dtype == wide(to)) or (isinstance(x, WeightValue) and wide(x.dtype) == to):
         b.set(node.output(0), x)
         return
     b.apply(node, "cast", [x], {}, [(to, x.shape)])

@@ -18,8 +18,11 @@ FLOATS = ("float32", "float16", "bfloat16")
 
 @op("", "MatMul")
 def matmul(b: Lowering, node: Node) -> None:
-    """A [..., K] times a dense weight [K, N]; or the product of any two tensors, broadcast over leading axes."""
-    x, w = b.value(node.input(0)), b.value(node.input(1))
+    """A [..., K] times a dense weight [K, N], or one [N, K] through a Transpose; or the product of any two tensors,
+    broadcast over leading axes.
+    """
+    held = b.turned(node.input(1))
+    x, w = b.value(node.input(0)), held or b.value(node.input(1))
     if isinstance(w, Dequantized):
         _matmul_dequantized(b, node, b.tensor(node, 0), w)
         return
@@ -28,16 +31,17 @@ def matmul(b: Lowering, node: Node) -> None:
         _matmul_any(b, node)
         return
     assert isinstance(w, WeightValue)
-    if w.shape[0] != x.shape[-1]:
+    k, n = w.shape if held is None else w.shape[::-1]
+    if k != x.shape[-1]:
         raise Refusal(f"weight {w.weight.dtype}{list(w.shape)} does not fit input {list(x.shape)}")
     x = b.logit_rows(node, x)
-    y = b.make(node.output(0), x.dtype, (*x.shape[:-1], w.shape[1]))
+    y = b.make(node.output(0), x.dtype, (*x.shape[:-1], n))
     weight = b.key(w, b.new_record())
     b.emit(
         node,
         "matmul",
         (Operand("x", x.ref), Operand("weight", weight), Operand("y", y.ref, "w")),
-        {"K": w.shape[0], "N": w.shape[1]},
+        {"K": k, "N": n, "transposed": held is not None},
     )
 
 
@@ -106,8 +110,7 @@ def shaped(ref: Ref, shape: tuple[int, ...]) -> Ref:
 @op("", "Gemm")
 def gemm(b: Lowering, node: Node) -> None:
     """alpha * A @ B + beta * C, each of A and B transposed where asked."""
-    left, right = b.operand(node, 0), b.operand(node, 1)
-    turn_a, turn_b = bool(whole(node, "transA", 0)), bool(whole(node, "transB", 0))
+    (left, turn_a), (right, turn_b) = _side(b, node, 0, "transA"), _side(b, node, 1, "transB")
     if len(left.shape) != 2 or len(right.shape) != 2:
         raise Refusal(f"shapes {list(left.shape)} and {list(right.shape)} are no matrices")
     m, k = left.shape[::-1] if turn_a else left.shape
@@ -124,6 +127,12 @@ def gemm(b: Lowering, node: Node) -> None:
         "turn_b": turn_b,
     }
     b.apply(node, "gemm", inputs, params, [(left.dtype, (m, n))])
+
+
+def _side(b: Lowering, node: Node, index: int, attribute: str) -> tuple[_Values, bool]:
+    """A matrix of Gemm as it lies, and whether it is to be turned."""
+    turn, held = bool(whole(node, attribute, 0)), b.turned(node.input(index))
+    return (b.operand(node, index), turn) if held is None else (held, not turn)
 
 
 @op("", "DequantizeLinear")

@@ -10,7 +10,8 @@ from engine.graph import DTYPES, Node
 from engine.lower import Lowering, wide
 from engine.ops import op
 from engine.ops.attributes import whole
-from engine.values import Const, Ids, Mask, MaskShape, Positions, Refusal, Tensor, WeightValue
+from engine.ops.matmul import FLOATS
+from engine.values import Const, Ids, Mask, MaskShape, Positions, Refusal, Tensor, Transposed, WeightValue
 
 Operand = Tensor | WeightValue | Const
 
@@ -18,7 +19,7 @@ Operand = Tensor | WeightValue | Const
 @op("", "Identity")
 def identity(b: Lowering, node: Node) -> None:
     """The same value under another name."""
-    b.set(node.output(0), b.value(node.input(0)))
+    b.set(node.output(0), b.peek(node.input(0)) or b.value(node.input(0)))
 
 
 @op("", "Constant")
@@ -124,7 +125,11 @@ def unsqueeze(b: Lowering, node: Node) -> None:
 
 @op("", "Transpose")
 def transpose(b: Lowering, node: Node) -> None:
-    """Axes in another order; where only axes of extent 1 move, no copy."""
+    """Axes in another order; no copy where only axes of extent 1 move, nor of a float matrix among the initialisers."""
+    held = b.turned(node.input(0))
+    if held is not None and node.attributes.get("perm", [1, 0]) == [1, 0]:
+        b.set(node.output(0), held)
+        return
     x = b.operand(node, 0)
     rank = len(x.shape)
     perm = [int(i) for i in node.attributes.get("perm", list(range(rank))[::-1])]
@@ -134,6 +139,9 @@ def transpose(b: Lowering, node: Node) -> None:
     moving = [i for i in perm if x.shape[i] != 1]
     if moving == sorted(moving):
         _view(b, node, x, made)
+        return
+    if isinstance(x, WeightValue) and rank == 2 and x.dtype in FLOATS:
+        b.set(node.output(0), Transposed(x))
         return
     b.apply(node, "transpose", [x], {"perm": tuple(perm)}, [(x.dtype, made)])
 

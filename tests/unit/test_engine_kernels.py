@@ -125,18 +125,25 @@ def test_a_decode_reads_bytes_and_leaves_them(fill: int) -> None:
     weight = np.ones((4, 3), np.float32)
     dense = kernels.get("matmul").decode
     assert dense is not None
-    kept = dense({"weight": weight}, {})
+    kept = dense({"weight": weight}, {"transposed": False})
     weight[:] = 7
     assert (kept == 1).all()
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), n=st.integers(1, 20), k=st.integers(1, 70), dtype=st.sampled_from(list(DTYPES)))
-def test_dense_products(seed: int, n: int, k: int, dtype: str) -> None:
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    n=st.integers(1, 20),
+    k=st.integers(1, 70),
+    dtype=st.sampled_from(list(DTYPES)),
+    transposed=st.booleans(),
+)
+def test_dense_products(seed: int, n: int, k: int, dtype: str, transposed: bool) -> None:
     random = np.random.default_rng(seed)
     x, w = (random.normal(size=s).astype(DTYPES[dtype]) for s in ((1, 2, k), (k, n)))
     y = np.zeros((1, 2, n), DTYPES[dtype])
-    launch("matmul", {"x": x, "weight": w, "y": y}, K=k, N=n)
+    lies = np.ascontiguousarray(w.T) if transposed else w
+    launch("matmul", {"x": x, "weight": lies, "y": y}, K=k, N=n, transposed=transposed)
     wide_x, wide_w = x.astype(np.float64), w.astype(np.float64)
     allowed = EPS[dtype] * np.abs(wide_x @ wide_w) + k * 2.0**-23 * (np.abs(wide_x) @ np.abs(wide_w)) + 1e-30
     assert (np.abs(y.astype(np.float64) - wide_x @ wide_w) <= allowed).all()
