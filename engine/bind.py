@@ -83,7 +83,7 @@ def _layers(graph: Graph) -> list[int]:
     info = graph.info
     keys, values = _numbered(info.past_key, graph.inputs), _numbered(info.past_value, graph.inputs)
     of_states = {layer for pattern, _ in info.states for layer in _numbered(pattern, graph.inputs)}
-    if not keys or keys != values or of_states.union(keys) != set(range(info.layers)):
+    if not keys or keys != values or sorted(of_states.union(keys)) != list(range(min(info.layers, len(graph.inputs)))):
         raise UnsupportedModel(
             f"cached keys {info.past_key!r} are of layers {keys}, cached values {info.past_value!r} of {values}, "
             f"states of {sorted(of_states)}, and num_hidden_layers is {info.layers}",

@@ -20,6 +20,7 @@ from engine.errors import UnsupportedModel
 from engine.graph import DTYPES, Node, Weight
 from engine.lower import Lowering, Parts, walk
 from engine.onnx_load import nodes_of, weights_of
+from engine.opsets import imports_of
 from engine.plan import Operand
 from engine.values import Const, NotKnown, Tensor, WeightValue
 
@@ -73,7 +74,7 @@ def run_case(case: Any) -> CaseResult:
     if not all(("" if n.domain == "ai.onnx" else n.domain, n.op_type) in served for n in _all_nodes(graph)):
         return CaseResult(case.name, names, "not claimed")
     try:
-        nodes, weights = nodes_of(graph), weights_of(graph)
+        nodes, weights = nodes_of(graph, imports_of(case.model)), weights_of(graph)
         for given, expected in case.data_sets:
             why = _compare(nodes, weights, graph, given, expected, case.rtol, case.atol)
             if why:

@@ -80,9 +80,16 @@ class Value:
     shape: tuple[Dim, ...]
 
 
+NEWEST = 2**31 - 1
+"""The version of a node that is written for whatever its operator means today."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operator; an empty name among `inputs` or `outputs` means absent. Attributes are plain Python values."""
+    """One operator; an empty name among `inputs` or `outputs` means absent. Attributes are plain Python values.
+
+    `opset` is the version of its domain that the graph imports.
+    """
 
     name: str
     op: str
@@ -90,6 +97,7 @@ class Node:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
+    opset: int = NEWEST
 
     @property
     def full_op(self) -> str:

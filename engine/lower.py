@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine import kernels, ops
+from engine import kernels, ops, opsets
 from engine.errors import DeviceFailure, UnsupportedModel
 from engine.graph import DTYPES, PACKED, DecoderInfo, Node, Weight
 from engine.plan import Buffer, Key, KvGeometry, Operand, Ref, SeamReason, StateSpec, Step
@@ -314,6 +314,7 @@ def walk(
         try:
             if rule is None:
                 raise Refusal("operator is not served")
+            opsets.check(node)
             rule(b, node)
         except Refusal as refusal:
             if stop_at is not None and isinstance(refusal, stop_at):

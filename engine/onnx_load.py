@@ -1,6 +1,6 @@
 """Read an ONNX decoder: the graph file in memory, weights memory-mapped, every file checked before anything runs.
 
-One rule for links: after resolving links, a data file must lie inside the resolved model folder.
+One rule for links: after resolving links, every file must lie inside the resolved model folder.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,9 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from engine import opsets
 from engine.errors import ModelFilesError
-from engine.graph import DecoderInfo, Dim, Graph, Node, Subgraph, Value, Weight, stored_bytes
+from engine.graph import NEWEST, DecoderInfo, Dim, Graph, Node, Subgraph, Value, Weight, stored_bytes
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 _AGAIN = "export the model again"
@@ -68,10 +69,12 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
         )
     config = _read_config(folder)
     decoder = _section(config, "model", "decoder")
-    model = _read_model(_inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json"))
+    model = _read_model(inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json: "))
     unserved: dict[str, str] = {}
     weights = dict(_weights(model.graph, folder, unserved))
-    nodes = nodes_of(model.graph)
+    imports = opsets.imports_of(model)
+    nodes = nodes_of(model.graph, imports)
+    unserved |= opsets.unserved(imports, nodes)
     stored = weights.keys() | unserved.keys()
     inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in stored}
     outputs = {v.name: v for v in map(_value, model.graph.output)}
@@ -87,9 +90,9 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
     return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder), unserved)
 
 
-def nodes_of(graph: onnx.GraphProto) -> tuple[Node, ...]:
-    """A graph's nodes, in the order of the file."""
-    return tuple(_node(i, n) for i, n in enumerate(graph.node))
+def nodes_of(graph: onnx.GraphProto, imports: Mapping[str, int]) -> tuple[Node, ...]:
+    """A graph's nodes, in the order of the file, each with the version of its domain."""
+    return tuple(_node(i, n, imports) for i, n in enumerate(graph.node))
 
 
 def weights_of(graph: onnx.GraphProto) -> dict[str, Weight]:
@@ -110,7 +113,7 @@ def recorded_digest(folder: Path) -> str | None:
 
 def _recorded(folder: Path) -> dict[str, Any]:
     """What the zoo wrote at build; empty for a model from elsewhere."""
-    path = folder / "zoo.json"
+    path = inside(folder, "zoo.json")
     if not path.is_file():
         return {}
     try:
@@ -123,7 +126,7 @@ def _recorded(folder: Path) -> dict[str, Any]:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    path = folder / "genai_config.json"
+    path = inside(folder, "genai_config.json")
     if not path.is_file():
         raise ModelFilesError(f"{path} is missing", "export the model with its genai_config.json")
     _refuse_pointer(path)
@@ -260,7 +263,7 @@ def _external(
     tensor: onnx.TensorProto, folder: Path, expected: int, maps: dict[Path, NDArray[np.uint8]]
 ) -> NDArray[np.uint8]:
     entries = {_text(e.key): _text(e.value) for e in tensor.external_data}
-    path = _inside(folder, entries.get("location", ""), f"initialiser {tensor.name}")
+    path = inside(folder, entries.get("location", ""), f"initialiser {tensor.name}: data ")
     try:
         offset, length = int(entries.get("offset", "0")), int(entries.get("length", str(expected)))
     except ValueError as error:
@@ -291,24 +294,26 @@ def _refuse_pointer(path: Path) -> None:
             raise ModelFilesError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
 
 
-def _inside(folder: Path, location: str, owner: str) -> Path:
+def inside(folder: Path, location: str, owner: str = "") -> Path:
+    """The file at `location` in a model folder, links resolved. Raises ModelFilesError where it lies elsewhere."""
     root = folder.resolve()
     bad = not location or "\\" in location or "\0" in location or Path(location).is_absolute()
     path = Path(os.path.realpath(root / location)) if not bad else root  # unlike resolve(), calm about loops of links
     if bad or not path.is_relative_to(root) or path == root:
-        raise ModelFilesError(f"{owner}: data location {location!r} is not a file inside the model folder", _AGAIN)
+        raise ModelFilesError(f"{owner}location {location!r} is not a file inside the model folder", _AGAIN)
     return path
 
 
-def _node(index: int, node: onnx.NodeProto) -> Node:
+def _node(index: int, node: onnx.NodeProto, imports: Mapping[str, int]) -> Node:
     name = _text(node.name) or f"{node.op_type}_{index}"
-    attributes = {_text(a.name): _attribute(a, name) for a in node.attribute}
+    attributes = {_text(a.name): _attribute(a, name, imports) for a in node.attribute}
     domain = "" if node.domain == "ai.onnx" else _text(node.domain)
     inputs, outputs = (tuple(map(_text, names)) for names in (node.input, node.output))
-    return Node(name, _text(node.op_type), domain, inputs, outputs, attributes)
+    opset = imports.get(domain, NEWEST)
+    return Node(name, _text(node.op_type), domain, inputs, outputs, attributes, opset)
 
 
-def _attribute(attribute: onnx.AttributeProto, node: str) -> Any:
+def _attribute(attribute: onnx.AttributeProto, node: str, imports: Mapping[str, int]) -> Any:
     try:
         value = onnx.helper.get_attribute_value(attribute)
     except ValueError as error:
@@ -316,15 +321,15 @@ def _attribute(attribute: onnx.AttributeProto, node: str) -> Any:
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, onnx.GraphProto):
-        return _subgraph(value)
+        return _subgraph(value, imports)
     if isinstance(value, onnx.TensorProto):
         return _values(value, f"node {node}, attribute {attribute.name!r}")
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def _subgraph(graph: onnx.GraphProto) -> Subgraph:
+def _subgraph(graph: onnx.GraphProto, imports: Mapping[str, int]) -> Subgraph:
     """A branch: its initialisers must be inline, as exporters write them."""
-    return Subgraph(nodes_of(graph), weights_of(graph), tuple(_text(o.name) for o in graph.output))
+    return Subgraph(nodes_of(graph, imports), weights_of(graph), tuple(_text(o.name) for o in graph.output))
 
 
 def _value(value: onnx.ValueInfoProto) -> Value:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelFilesError
-from engine.onnx_load import LFS_MARK
+from engine.onnx_load import LFS_MARK, inside
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -20,12 +20,12 @@ _IDS_INSTEAD = "give the prompt as ids (--prompt-ids) instead"
 class Tokens:
     """The tokenizer of one model folder.
 
-    Raises ModelFilesError when tokenizer.json is missing, a Git LFS pointer or unreadable, or when the `tokenizers`
-    library is not installed.
+    Raises ModelFilesError when tokenizer.json is missing, outside the folder, a Git LFS pointer or unreadable, or when
+    the `tokenizers` library is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
-        path = folder / TOKENIZER_FILE
+        path = inside(folder, TOKENIZER_FILE)
         if not path.is_file():
             raise ModelFilesError(f"{folder} has no {TOKENIZER_FILE}", _IDS_INSTEAD)
         with path.open("rb") as file:

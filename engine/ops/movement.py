@@ -132,7 +132,7 @@ def transpose(b: Lowering, node: Node) -> None:
         return
     x = b.operand(node, 0)
     rank = len(x.shape)
-    perm = [int(i) for i in node.attributes.get("perm", list(range(rank))[::-1])]
+    perm = node.attributes.get("perm", list(range(rank))[::-1])
     if sorted(perm) != list(range(rank)):
         raise Refusal(f"perm {perm} does not fit {list(x.shape)}")
     made = tuple(x.shape[i] for i in perm)
@@ -170,6 +170,8 @@ def split(b: Lowering, node: Node) -> None:
     count = len(node.outputs)
     sizes = b.numbers(node, 1) if node.input(1) else node.attributes.get("split")
     if sizes is None:
+        if node.opset < 18 and x.shape[axis] % count:
+            raise Refusal(f"{x.shape[axis]} elements are not {count} equal parts, as ai.onnx {node.opset} has them")
         each = -(-x.shape[axis] // whole(node, "num_outputs", count))
         sizes = [min(each, x.shape[axis] - i * each) for i in range(count)]
     if len(sizes) != count or sum(sizes) != x.shape[axis] or any(s < 0 for s in sizes):

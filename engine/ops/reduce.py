@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from engine.graph import Node
@@ -98,7 +99,10 @@ def top_k(b: Lowering, node: Node) -> None:
 
 def _softmax(b: Lowering, node: Node, *, log: bool) -> None:
     x = b.operand(node, 0)
-    axis = axis_of(whole(node, "axis", -1), len(x.shape))
+    rank = len(x.shape)
+    axis = axis_of(whole(node, "axis", -1 if node.opset >= 13 else 1), rank)
+    if node.opset < 13 and math.prod(x.shape[axis + 1 :]) != 1:
+        raise Refusal(f"ai.onnx {node.opset} has the axes from {axis} on summed as one, which is not served")
     b.apply(node, "softmax", [x], {"axis": axis, "log": log}, [(x.dtype, x.shape)])
 
 

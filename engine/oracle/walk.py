@@ -14,6 +14,9 @@ from engine.oracle.inputs import RULES, Array, Inputs, Picked, Start, Unserved, 
 
 assert all((attention, experts, norms, products, recurrent, standard))  # imported for the operators that they register
 
+OLDEST_COMPUTED = 13
+"""From here on Softmax runs along one axis, and what shapes a result is an input and no attribute."""
+
 
 class Walk:
     """One sequence through one graph: `prompt` positions in a first call, each later one in a call of its own."""
@@ -159,6 +162,8 @@ def _check_served(nodes: Sequence[Node]) -> None:
     reasons = [
         f"{n.name} ({n.full_op}): operator is not computed" for n in (*nodes, *inside) if (n.domain, n.op) not in known
     ]
+    old = {n.opset for n in (*nodes, *inside) if not n.domain and n.opset < OLDEST_COMPUTED}
+    reasons += [f"ai.onnx {version} is older than {OLDEST_COMPUTED}, the oldest computed" for version in old]
     if reasons:
         raise _refusal(reasons)
 

@@ -53,6 +53,7 @@ def test_unknown_operators_are_all_named_with_their_nodes(tiny: Path, tmp_path: 
         node(model, "layers.1/mlp/act_fn/Sigmoid").op_type = "NonZero"
         unknown = node(model, "layers.1/mlp/Mul")
         unknown.domain, unknown.name = "org.example", ""
+        model.opset_import.append(onnx.helper.make_opsetid("org.example", 1))
 
     error = refusal(edited(tiny, tmp_path / "m", edit))
     assert [r.rsplit(": ", 1)[1] for r in error.reasons] == ["operator is not served"] * 3

@@ -34,7 +34,7 @@ def single(op: str, attributes: dict[str, Any], inputs: list[NDArray[Any] | None
         opset_imports=[onnx.helper.make_opsetid("", onnx.defs.onnx_opset_version())],
     )
     wanted = ReferenceEvaluator(model).run(None, given)
-    found = RULES["", op](Inputs(nodes_of(model.graph)[0], tuple(inputs), positions=7))
+    found = RULES["", op](Inputs(nodes_of(model.graph, {})[0], tuple(inputs), positions=7))
     found = found if isinstance(found, tuple) else (found,)
     for got, want in zip(found, wanted, strict=False):
         if got is not None:

@@ -65,8 +65,8 @@ CASES: dict[str, tuple[str, dict[str, NDArray[Any]], dict[str, Any], str]] = {
     ),
     "axes named twice": (
         "Unsqueeze",
-        {"x": of(2)},
-        {"axes": [0, 0]},
+        {"x": of(2), "axes": np.asarray([0, 0], np.int64)},
+        {},
         "name one twice",
     ),
     "bounds by element": ("Clip", {"x": of(2), "l": of(2)}, {}, "no single numbers"),
