@@ -109,6 +109,43 @@ def forecast(
     return Forecast(committed, max(peak, committed), growths, copied)
 
 
+@dataclass(frozen=True, slots=True)
+class LayoutFloors:
+    """What a layout cannot cost less than, for one sequence; and what it costs to fill the model's context."""
+
+    layout: str
+    floor_bytes: int
+    """Of one position in the smallest bucket."""
+    fixed_floor_bytes: int
+    """Of one position where the whole context has addresses at once: heads a context apart."""
+    crossover_tokens: int
+    context_bytes: int
+    growth_copy_bytes: int
+    """Copied on the way from one position to the whole context."""
+
+
+def layout_floors(geometry: KvGeometry, context_tokens: int, granule_bytes: int) -> tuple[LayoutFloors, ...]:
+    """Both layouts beside each other."""
+    buckets = Buckets(context_tokens)
+    ends = [1]  # the last position of each bucket, and the first of the next
+    while ends[-1] < context_tokens:
+        ends += [buckets.of(ends[-1]), min(buckets.of(ends[-1]) + 1, context_tokens)]
+    made = []
+    for layout in LAYOUTS:
+        whole = forecast(geometry, layout, buckets, ends, granule_bytes)
+        made.append(
+            LayoutFloors(
+                layout,
+                floor_bytes(geometry, layout, buckets.of(1), granule_bytes),
+                floor_bytes(geometry, layout, context_tokens, granule_bytes),
+                crossover_tokens(geometry, layout, granule_bytes),
+                whole.committed_bytes,
+                growth_copy_bytes(geometry, whole.copied_positions),
+            )
+        )
+    return tuple(made)
+
+
 def floor_bytes(geometry: KvGeometry, layout: str, capacity: int, granule_bytes: int) -> int:
     """Least that a sequence commits: one position in ranges of `capacity` positions."""
     return Placement(geometry, layout, capacity).committed_bytes(1, granule_bytes)

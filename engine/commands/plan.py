@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from engine.bind import lower
 from engine.config import POLICIES, check
 from engine.errors import BadRequest
+from engine.kv_layout import layout_floors
 from engine.onnx_load import load
 from engine.survey import Setting, survey
 
@@ -44,7 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
             f"--rows is {arguments.rows}, the model has {graph.info.context_length} positions", "give fewer"
         )
     setting = Setting(checked.weight_budget, checked.policy, checked.granule)
-    document = {"model": arguments.model, "digest": graph.digest, **survey(lower(graph, arguments.rows), setting)}
+    plan = lower(graph, arguments.rows)
+    document = {"model": arguments.model, "digest": graph.digest, **survey(plan, setting)}
+    floors = layout_floors(plan.kv, graph.info.context_length, document["residency"]["granule_bytes"])
+    document["kv_layouts"] = [asdict(f) for f in floors]
     print(json.dumps(document) if arguments.json else text_of(document))
     return 0
 
@@ -69,6 +74,7 @@ def text_of(d: dict[str, Any]) -> str:
         f"widest_step: {keys['widest_step']['node']} nbytes={keys['widest_step']['nbytes']}",
         *(f"{name}: {_pairs(d[name])}" for name in ("constants", "hosts", "states", "kv", "pass", "residency")),
     ]
+    rows += [f"kv_layout: {_pairs(layout)}" for layout in d["kv_layouts"]]
     if capture is None:
         rows.append("capture: none, only the decode step is captured")
     else:

@@ -82,6 +82,17 @@ def test_floors_follow_from_bytes_and_nodes(tiny: Path, capsys: pytest.CaptureFi
     assert floors["nodes_ms"] == pytest.approx(d["nodes"]["steps"] * 530 / 1e6)
 
 
+def test_floors_of_both_kv_layouts_are_what_a_run_commits(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for floor in planned(capsys, tiny, "--granule", str(G))["kv_layouts"]:
+        config = {"granule": G, "kv_layout": floor["layout"]}
+        asked = {"prompt_ids": [1], "tokens": 1}
+        assert run(tiny, **asked, config=config).counters["kv_committed_bytes"] == floor["floor_bytes"]
+        fixed = {**config, "kv_capacity": 256, "kv_min_bucket": 256}
+        assert run(tiny, **asked, config=fixed).counters["kv_committed_bytes"] == floor["fixed_floor_bytes"]
+        whole = run(tiny, prompt_ids=[1], tokens=255, ignore_eos=True, arithmetic="none", config=config)
+        assert whole.counters["kv_committed_bytes"] == floor["context_bytes"]
+
+
 def test_a_prompts_pass_is_not_captured(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, five = planned(capsys, tiny), planned(capsys, tiny, "--rows", "5")
     assert one["capture"] is not None and five["capture"] is None
