@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--kv-capacity", type=int, help="positions that the KV cache may grow to")
     run.add_argument("--kv-layout", help=f"one of {', '.join(LAYOUTS)}")
     run.add_argument("--kv-min-bucket", type=int, help="positions of the smallest KV cache")
+    run.add_argument("--prefix-reuse", choices=("on", "off"), help="keep what a prompt shares with what is cached")
     run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
     for command in (plan, logits, oracle, conformance):
@@ -124,13 +125,14 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
         raise BadRequest("--model is missing", "give the model's folder")
     config: dict[str, Any] = {
         name: getattr(arguments, name)
-        for name in CONFIG_NAMES & vars(arguments).keys() - {"weight_budget", "capture"}
+        for name in CONFIG_NAMES & vars(arguments).keys() - {"weight_budget", "capture", "prefix_reuse"}
         if getattr(arguments, name) is not None
     }
     if arguments.weight_budget is not None:
         config["weight_budget"] = _whole(arguments.weight_budget)
-    if arguments.capture is not None:
-        config["capture"] = arguments.capture == "on"
+    for name in ("capture", "prefix_reuse"):
+        if getattr(arguments, name) is not None:
+            config[name] = getattr(arguments, name) == "on"
     return parse_request(
         {
             "protocol": PROTOCOL,

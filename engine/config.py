@@ -23,7 +23,7 @@ AUTO_DEVICE = "sim"
 CONFIG_NAMES = frozenset(
     {
         *("weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk"),
-        *("kv_capacity", "kv_layout", "kv_min_bucket"),
+        *("kv_capacity", "kv_layout", "kv_min_bucket", "prefix_reuse"),
     }
 )
 """Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
@@ -43,6 +43,7 @@ class EngineConfig:
     bounds weights, KV cache and workspace together, in bytes. `granule` is the simulated device's granule in bytes
     (None: the device's own). A sequence's KV cache starts in the smallest bucket that holds it, a power of two from
     `kv_min_bucket` tokens, and grows through larger ones up to `kv_capacity` tokens (None: as the run needs).
+    With `prefix_reuse` a generation keeps what its prompt shares with the positions cached before it.
     """
 
     weight_budget: int | str | None = None
@@ -54,6 +55,7 @@ class EngineConfig:
     kv_capacity: int | None = None
     kv_layout: str = "seq-major"
     kv_min_bucket: int = LEAST_BUCKET_TOKENS
+    prefix_reuse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +103,9 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
         raise BadRequest(f"unknown policy {made.policy!r}", f"known policies: {', '.join(POLICIES)}")
     if made.kv_layout not in LAYOUTS:
         raise BadRequest(f"unknown kv_layout {made.kv_layout!r}", _nearest(str(made.kv_layout), frozenset(LAYOUTS)))
-    if not isinstance(made.capture, bool):
-        raise BadRequest(f"capture is {made.capture!r}", "capture is true or false")
+    for name in ("capture", "prefix_reuse"):
+        if not isinstance(getattr(made, name), bool):
+            raise BadRequest(f"{name} is {getattr(made, name)!r}", f"{name} is true or false")
     return made
 
 

@@ -73,6 +73,10 @@ _ROWS: tuple[Counter, ...] = (
         "kv_growths", "count", "activity", "plan", "neutral", "larger buckets of a sequence", "kv_growth_dtod_bytes"
     ),
     Counter("kv_growth_dtod_bytes", "bytes", "activity", "plan", "lower", "cached bytes copied because heads moved"),
+    Counter(
+        "prefix_hit_tokens", "count", "activity", "plan", "higher", "prompt tokens found cached", "prefix_hit_bytes"
+    ),
+    Counter("prefix_hit_bytes", "bytes", "activity", "plan", "higher", "bytes of those cached positions"),
     # ledger faults, each must be 0
     Counter("ref_underflows", "count", "activity", "plan", "lower", "granule refunds below zero"),
     Counter("unaccounted_bytes", "bytes", "gauge", "plan", "lower", "mapped granules without an owner"),

@@ -19,6 +19,7 @@ from engine.graph import DTYPES, Graph, stored_bytes
 from engine.kv import KvCache
 from engine.paging.pager import Pager
 from engine.plan import Operand, Plan, Step
+from engine.prefix import check_no_states, nothing_cached
 
 _UNSTEADY_STEPS = 2
 """One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
@@ -61,6 +62,8 @@ class Decoder:
         self._kv = kv
         self._tally = tally
         self._length = 0
+        self._cached = nothing_cached(plans[1])
+        self._next = 0  # the id that stands on the device and goes in next
         self._control = device.alloc(control_bytes(max(plans)), CONTROL)
         self._workspace = device.alloc(max(p.workspace_bytes for p in plans.values()), "workspace")
         constants = {c.name: c for plan in plans.values() for c in plan.constants}
@@ -81,11 +84,40 @@ class Decoder:
     def reset(self) -> None:
         """Begin a new sequence: no position is cached."""
         self._kv.restart()
+        self._cached.ids.clear()
         self._length = 0
         self._device.copy_in(self._control, np.zeros(1, np.int64))
         self._device.copy_in(self._control + _AHEAD_OFFSET, np.zeros(1, np.int32))
         for address, state in zip(self._states, self._plans[1].states, strict=True):
             self._device.fill(address, state.nbytes, 0)
+
+    def begin(self, prompt: Sequence[int], *, reuse: bool) -> int:
+        """Begin a prompt, anew or from what it shares with the cached positions; how many of them it keeps."""
+        kept = self._cached.shared(prompt) if reuse else 0
+        if kept:
+            self._keep(kept)
+        else:
+            self.reset()
+        self._tally.add("prefix_hit_tokens", kept)
+        self._tally.add("prefix_hit_bytes", kept * self._kv.geometry.bytes_per_token)
+        return kept
+
+    def rewind(self, tokens: int) -> None:
+        """Keep the first `tokens` cached positions and go on from there; graphs hold, since nothing moves.
+
+        Raises BadRequest where a recurrent or convolution state would have to go back too, or a prompt's rotary table.
+        """
+        self._cached.check_rewind(tokens)
+        self._keep(tokens)
+
+    def _keep(self, tokens: int) -> None:
+        if tokens == self._length:
+            return
+        check_no_states(self._plans[1])
+        self._kv.forget(tokens, self._length)
+        self._length = tokens
+        del self._cached.ids[tokens:]
+        self._device.copy_in(self._control, np.asarray([tokens], np.int64))
 
     def prefill(self, ids: Sequence[int], chunk: int) -> Emitted:
         """Feed a prompt in chunks of at most `chunk` tokens; the token that follows it.
@@ -93,19 +125,26 @@ class Decoder:
         The cache starts in the whole prompt's bucket, so that chunks cause no growth.
         """
         self._make_room(len(ids))
+        if not self._length:
+            self._cached.begin(len(ids))
         emitted = None
         for start in range(0, len(ids), chunk):
             part = ids[start : start + chunk]
             ahead = np.asarray([len(ids) - start - len(part)], np.int32)
             self._device.copy_in(self._control + _AHEAD_OFFSET, ahead)
             self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray(part, np.int64))
-            emitted = self._forward(len(part))
+            emitted = self._forward(part)
         assert emitted is not None, "an empty prompt was refused before"
         return emitted
 
     def step(self) -> Emitted:
         """Feed the token that was chosen last, which stands on the device; the one that follows it."""
-        return self._forward(1)
+        return self._forward([self._next])
+
+    def feed(self, token: int) -> None:
+        """Put another token in place of the one that was chosen last."""
+        self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray([token], np.int64))
+        self._next = token
 
     def force(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Feed given ids in one call, by the plan of so many rows; the logits it leaves, float32 [rows, vocabulary].
@@ -113,7 +152,9 @@ class Decoder:
         Rows are all of the call's where the plan keeps them, else the last one.
         """
         self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray(ids, np.int64))
-        self._forward(len(ids))
+        if not self._length:
+            self._cached.begin(len(ids))
+        self._forward(ids)
         plan = self._plans[len(ids)]
         ref = plan.logits
         address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
@@ -125,7 +166,9 @@ class Decoder:
         for address in (self._control, self._workspace, *self._constants.values(), *self._states):
             self._device.free(address)
 
-    def _forward(self, rows: int) -> Emitted:
+    def _forward(self, ids: Sequence[int]) -> Emitted:
+        """One pass over ids that stand on the device."""
+        rows = len(ids)
         plan = self._plans[rows]
         self._make_room(rows)
         before = self._device.tally.read()
@@ -134,6 +177,7 @@ class Decoder:
         else:
             self._eager(plan, plan.steps)
         self._length += rows
+        self._cached.ids.extend(ids)
         self._account(plan, before)
         raw = self._device.copy_out(self._control + _LENGTH_BYTES, _GAP_BYTES + _ID_BYTES)
         gap, token = struct.unpack("<f4xq", raw)
@@ -141,6 +185,7 @@ class Decoder:
             raise NonFiniteLogits(
                 f"logits at position {self._length - 1} are not finite", "the run's tokens cannot be used"
             )
+        self._next = token
         return Emitted(token, gap)
 
     def _make_room(self, rows: int) -> None:

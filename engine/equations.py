@@ -144,6 +144,20 @@ def evaluate(
             c("device_dtod_bytes"),
             c("kv_growth_dtod_bytes"),
         ),
+        Equation(
+            "P1",
+            "embedding rows read + prefix hits == positions asked for, in bytes",
+            "==",
+            c("gather_bytes") + c("prefix_hit_tokens") * f("gather_bytes_per_token"),
+            f("positions_asked") * f("gather_bytes_per_token"),
+        ),
+        Equation(
+            "P2",
+            "prefix hit bytes == bytes per token * prefix hits",
+            "==",
+            c("prefix_hit_bytes"),
+            f("kv_bytes_per_token") * c("prefix_hit_tokens"),
+        ),
         Equation("L0", "granules mapped after close == 0", "==", f("mapped_after_close_bytes"), 0),
         Equation("L1", "granules owned after close == 0", "==", f("owned_after_close_bytes"), 0),
     ]

@@ -27,6 +27,7 @@ from engine.onnx_load import load, recorded_digest
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager, minimum_budget
 from engine.plan import Plan
+from engine.prefix import check_no_states
 
 Clock = Callable[[], int]
 """Wall time in ns, from any origin."""
@@ -100,6 +101,7 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: _Progress) -> 
     graph = load(request.model, hollow=request.arithmetic == "none")
     _check_prompt(request, graph)
     plans = plans_for(graph, len(request.prompt_ids), request.config.prefill_chunk)
+    _check_reuse(request, plans[1])
     setup = set_up(request, device, graph, plans, progress.tally)
     generations = _generate(request, emit, clock, progress, setup, graph)
     _report(request, emit, progress, setup, plans[1], generations)
@@ -183,6 +185,15 @@ def _check_prompt(request: RunRequest, graph: Graph) -> None:
         )
 
 
+def _check_reuse(request: RunRequest, plan: Plan) -> None:
+    """Refuse to reuse prefixes where that cannot be done, or where a first, cold generation would be measured too."""
+    if not request.config.prefix_reuse:
+        return
+    check_no_states(plan)
+    if request.warmups == 0:
+        raise BadRequest("prefix_reuse without a warm-up measures a cold cache among warm ones", "give 1 warm-up")
+
+
 def _generate(
     request: RunRequest, emit: Emit, clock: Clock, progress: _Progress, setup: Setup, graph: Graph
 ) -> list[dict[str, Any]]:
@@ -225,8 +236,11 @@ def _one(request: RunRequest, clock: Clock, progress: _Progress, decoder: Decode
         _merge(phases["warm" if warm and phase == "decode" else phase], before, after)
         return taken
 
-    decoder.reset()
-    prefill_ns = take("prefill", lambda: decoder.prefill(request.prompt_ids, request.config.prefill_chunk))
+    def prefill() -> Emitted:
+        kept = decoder.begin(request.prompt_ids, reuse=request.config.prefix_reuse)
+        return decoder.prefill(request.prompt_ids[kept:], request.config.prefill_chunk)
+
+    prefill_ns = take("prefill", prefill)
     while 1 + len(step_ns) < request.tokens and not stops.intersection(progress.ids[-1:]):
         step_ns.append(take("decode", decoder.step))
     stop = "eos" if stops.intersection(progress.ids[-1:]) else "length"
@@ -319,6 +333,7 @@ def _facts(
     longest = len(request.prompt_ids) + max(map(_emitted, generations)) - 1
     kv = setup.kv
     lengths = range(len(request.prompt_ids), longest + 1)
+    starts = 1 if request.config.prefix_reuse and len(request.prompt_ids) > 1 else len(generations)
     foreseen = forecast(plan.kv, kv.placement.layout, kv.buckets, lengths, setup.ledger.granule_bytes)
     capacity = setup.pager.capacity_bytes
     largest = max(plan.keys, key=lambda k: k.nbytes)
@@ -337,12 +352,13 @@ def _facts(
         "gather_bytes_per_token": plan.gather_bytes,
         "kv_bytes_per_token": plan.kv.bytes_per_token,
         "kv_needed_bytes": plan.kv.bytes_per_token * longest,
+        "positions_asked": sum(len(request.prompt_ids) + len(g["step_ns"]) for g in generations),
         "kv_layout": kv.placement.layout,
         "kv_capacity": kv.capacity,
         "kv_foreseen_bytes": foreseen.committed_bytes,
         "kv_foreseen_peak_bytes": foreseen.peak_bytes,
-        "kv_foreseen_growths": foreseen.growths * len(generations),
-        "kv_copied_positions": foreseen.copied_positions * len(generations),
+        "kv_foreseen_growths": foreseen.growths * starts,
+        "kv_copied_positions": foreseen.copied_positions * starts,
         "workspace_bytes": plan.workspace_bytes,
         "plan_steps": len(plan.steps),
         "peak_weight_mapped_bytes": setup.ledger.peak_weight_bytes,

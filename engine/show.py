@@ -73,7 +73,8 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"{_pick(c, 'invalidations', 'growth_keeps')}",
         f"steady: {_pick(c, 'vmm_calls_steady', 'alloc_calls_steady', 'host_syncs', 'step_kernels', 'graph_nodes')}",
         f"kv: {_pick(f, 'kv_layout', 'kv_bytes_per_token', 'kv_capacity')} "
-        f"{_pick(c, 'kv_committed_bytes', 'peak_kv_committed_bytes', 'kv_growths', 'kv_growth_dtod_bytes')}",
+        f"{_pick(c, 'kv_committed_bytes', 'peak_kv_committed_bytes', 'kv_growths', 'kv_growth_dtod_bytes')} "
+        f"{_pick(c, 'prefix_hit_tokens', 'prefix_hit_bytes')}",
         f"peak_rss_bytes: {result['peak_rss_bytes']}",
     ]
     rows += [

@@ -37,7 +37,6 @@ from engine.zoo import build
 
 TINY_PROMPT = (1, 17, 42, 99)
 TINY_GRANULE = 4096
-_IDS_OFFSET = 16  # of the control block: length and gap stand before the ids
 
 
 def build_tiny(into: Path) -> Path:
@@ -136,9 +135,14 @@ class Bench:
         self.decoder.reset()
         return self.decoder.prefill(ids, chunk)
 
+    def again(self, ids: Sequence[int], chunk: int = 512) -> tuple[int, Emitted]:
+        """A prompt that keeps what it shares with the cached positions: how many, and what follows it."""
+        kept = self.decoder.begin(ids, reuse=True)
+        return kept, self.decoder.prefill(ids[kept:], chunk)
+
     def force(self, token: int) -> Emitted:
         """Feed `token` instead of the one that was chosen."""
-        self.device.copy_in(self.decoder._control + _IDS_OFFSET, np.asarray([token], np.int64))
+        self.decoder.feed(token)
         return self.decoder.step()
 
     def logits(self) -> NDArray[np.float32]:
