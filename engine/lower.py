@@ -14,7 +14,19 @@ from engine import kernels, ops, opsets
 from engine.errors import DeviceFailure, UnsupportedModel
 from engine.graph import DTYPES, PACKED, DecoderInfo, Node, Weight
 from engine.plan import Buffer, Key, KvGeometry, Operand, Ref, SeamReason, StateSpec, Step
-from engine.values import Absent, Const, LoweredValue, NotKnown, Past, Refusal, State, Tensor, Transposed, WeightValue
+from engine.values import (
+    Absent,
+    Const,
+    LoweredValue,
+    NotKnown,
+    Past,
+    Positions,
+    Refusal,
+    State,
+    Tensor,
+    Transposed,
+    WeightValue,
+)
 
 ALIGNMENT_BYTES = 256
 
@@ -133,11 +145,27 @@ class Lowering:
         return [int(n) for n in array.reshape(-1)]
 
     def operand(self, node: Node, index: int) -> Tensor | WeightValue | Const:
-        """Input `index` as anything with elements. Raises Refusal otherwise."""
+        """Input `index` as anything with elements; positions become an activation. Raises Refusal otherwise."""
         value = self.value(node.input(index))
+        if isinstance(value, Positions):
+            value = self._counted(value)
         if not isinstance(value, Tensor | WeightValue | Const):
             raise Refusal(f"input {index} ({node.input(index)!r}) is {type(value).__name__}, not a tensor")
         return value
+
+    def _counted(self, value: Positions) -> Tensor:
+        """Positions as numbers in a buffer, written by one step of the plan. Raises Refusal for moved ones."""
+        if value.shift is not None:
+            raise Refusal("positions moved by what the length decides serve as rotary positions alone")
+        name = f"positions {list(value.shape)}"
+        made = self.peek(name)
+        if not isinstance(made, Tensor):
+            made = self.make(name, "int64", value.shape)
+            length = Operand("length", Ref("control", -1, "int64", (1,), "length"))
+            self.emit(
+                Node(name, "Positions", "assay", (), (), {}), "positions", (length, Operand("y", made.ref, "w")), {}
+            )
+        return made
 
     # -- making steps
 

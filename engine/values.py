@@ -84,10 +84,12 @@ class LengthValue:
 
 
 @dataclass(frozen=True, slots=True)
-class LengthTest:
-    """Whether the total length is above `threshold`."""
+class Switched:
+    """A number that the total length decides: `above` where it is above `threshold`, else `below`; 1 and 0 of tests."""
 
     threshold: int
+    above: int
+    below: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +118,13 @@ class Ids:
 
 @dataclass(frozen=True, slots=True)
 class Positions:
-    """Positions of the tokens that go in, counted from the cached length, repeated to `shape` (last axis: rows)."""
+    """Positions of the tokens that go in, counted from the cached length, repeated to `shape` (last axis: rows).
+
+    `shift` is added to all of them.
+    """
 
     shape: tuple[int, ...]
+    shift: Switched | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +150,7 @@ LoweredValue = (
     | Const
     | Dequantized
     | LengthValue
-    | LengthTest
+    | Switched
     | ByLength
     | MaskShape
     | Mask

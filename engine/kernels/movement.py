@@ -85,8 +85,14 @@ def _from_start(index: Array, extent: int) -> Array:
     return made
 
 
+def run_positions(a: Arrays, _: Params) -> None:
+    """y = positions of the tokens that go in, along its last axis, counted from the cached length."""
+    a["y"][...] = np.arange(a["y"].shape[-1]) + int(a["length"][0])
+
+
 for _name, _run in (
     ("copy", run_copy),
+    ("positions", run_positions),
     ("transpose", run_transpose),
     ("concat", run_concat),
     ("slice", run_slice),

@@ -9,6 +9,7 @@ from engine.lower import Lowering
 from engine.ops import op
 from engine.ops.attributes import number, whole
 from engine.ops.matmul import FLOATS
+from engine.ops.rotary import check_start
 from engine.plan import Operand, Ref
 from engine.values import ByLength, LengthValue, Past, Refusal, WeightValue
 
@@ -152,5 +153,6 @@ def _check_tables(cos: WeightValue, sin: WeightValue, head_size: int, positions:
     floats = cos.weight.dtype in FLOATS and sin.weight.dtype in FLOATS
     if cos.shape != sin.shape or len(cos.shape) != 2 or cos.shape[1] * 2 > head_size or not floats:
         raise Refusal(f"rotary tables {list(cos.shape)} and {list(sin.shape)} do not fit head size {head_size}")
+    check_start(sin)
     if cos.shape[0] < positions:
         raise Refusal(f"rotary tables of {cos.shape[0]} rows end before the context's {positions} positions")

@@ -10,7 +10,7 @@ from engine.errors import UnsupportedModel
 from engine.graph import Node, Subgraph
 from engine.lower import Lowering, walk
 from engine.ops import op
-from engine.values import ByLength, Const, LengthTest, LoweredValue, Refusal, WeightValue
+from engine.values import ByLength, Const, LoweredValue, Refusal, Switched, WeightValue
 
 
 @op("", "If")
@@ -24,8 +24,12 @@ def if_(b: Lowering, node: Node) -> None:
     if not isinstance(then, Subgraph) or not isinstance(other, Subgraph):
         raise Refusal("a branch is missing")
     test = b.value(node.input(0))
-    if isinstance(test, LengthTest):
+    if isinstance(test, Switched):
+        if bool(test.above) == bool(test.below):
+            raise Refusal("its condition holds for every length or for none")
         above, below = _both(b, node, then, other)
+        if not test.above:
+            above, below = below, above
         for name, yes, no in zip(node.outputs, above, below, strict=True):
             b.set(name, ByLength(test.threshold, _weight(b, f"{name} above", yes), _weight(b, f"{name} below", no)))
         return

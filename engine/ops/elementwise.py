@@ -11,7 +11,18 @@ from engine.graph import DTYPES, Node
 from engine.lower import Lowering, wide
 from engine.ops import op
 from engine.ops.attributes import number, whole
-from engine.values import Const, LengthTest, LengthValue, Positions, Refusal, Tensor, Transposed, WeightValue
+from engine.ops.lengths import folded
+from engine.values import (
+    Const,
+    LengthValue,
+    Mask,
+    Positions,
+    Refusal,
+    Switched,
+    Tensor,
+    Transposed,
+    WeightValue,
+)
 
 CASTS = {
     1: "float32", 2: "uint8", 3: "int8", 4: "uint16", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16",
@@ -36,7 +47,10 @@ _UNARY = (
     "Not",
     "Relu",
 )
-_BINARY = ("Add", "Mul", "Div", "Pow", "And", "Or", "Xor")
+_BINARY = ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor")
+
+_COUNTS = (LengthValue, Switched, Positions, Mask)
+"""Values that stay what they are in any integer type."""
 
 Operand = Tensor | WeightValue | Const
 
@@ -52,6 +66,8 @@ def _unary(name: str) -> Callable[[Lowering, Node], None]:
 
 def _binary(name: str) -> Callable[[Lowering, Node], None]:
     def rule(b: Lowering, node: Node) -> None:
+        if folded(b, node):
+            return
         left, right = b.operand(node, 0), b.operand(node, 1)
         if wide(left.dtype) != wide(right.dtype) and name != "Pow":
             raise Refusal(f"types {left.dtype} and {right.dtype} differ")
@@ -64,34 +80,8 @@ def _binary(name: str) -> Callable[[Lowering, Node], None]:
 
 for _name in (*_UNARY, "Erf", "Sigmoid", "Softplus"):
     op("", _name)(_unary(_name))
-for _name in (*_BINARY, "Equal", "Less", "GreaterOrEqual", "LessOrEqual"):
+for _name in (*_BINARY, *_COMPARE):
     op("", _name)(_binary(_name))
-
-
-@op("", "Sub")
-def sub(b: Lowering, node: Node) -> None:
-    """Difference of two tensors; a length less a constant stays a length."""
-    left = b.value(node.input(0))
-    if isinstance(left, LengthValue):
-        taken = b.numbers(node, 1)
-        if taken is None or len(taken) != 1:
-            raise Refusal("only a length less one number is served")
-        b.set(node.output(0), LengthValue(left.offset - taken[0]))
-        return
-    _binary("Sub")(b, node)
-
-
-@op("", "Greater")
-def greater(b: Lowering, node: Node) -> None:
-    """a > b; of a length and a constant, a test that the step decides."""
-    left = b.value(node.input(0))
-    if isinstance(left, LengthValue):
-        limit = b.numbers(node, 1)
-        if limit is None or len(limit) != 1:
-            raise Refusal("a length is compared with one number only")
-        b.set(node.output(0), LengthTest(limit[0] - left.offset))
-        return
-    _binary("Greater")(b, node)
 
 
 @op("", "Min")
@@ -179,11 +169,11 @@ def cast(b: Lowering, node: Node) -> None:
         b.set(node.output(0), Transposed(held))
         return
     value = b.value(node.input(0))
-    if isinstance(value, LengthValue | Positions) and to in ("int32", "int64"):
+    if isinstance(value, _COUNTS) and to in ("int32", "int64"):
         b.set(node.output(0), value)
         return
-    if isinstance(value, LengthValue | Positions):
-        raise Refusal(f"cast to type {node.attributes['to']} of a length or of positions is not served")
+    if isinstance(value, LengthValue | Switched | Mask):
+        raise Refusal(f"cast to type {node.attributes['to']} of a length or of the attention mask is not served")
     x = b.operand(node, 0)
     if (isinstance(x, Tensor) and x.dtype == wide(to)) or (isinstance(x, WeightValue) and wide(x.dtype) == to):
         b.set(node.output(0), x)

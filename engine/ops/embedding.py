@@ -11,7 +11,7 @@ from engine.ops.attributes import whole
 from engine.ops.matmul import FLOATS
 from engine.ops.movement import axis_of, indices
 from engine.plan import Operand, Ref
-from engine.values import Ids, LengthValue, MaskShape, Refusal
+from engine.values import Ids, LengthValue, MaskShape, Positions, Refusal
 
 
 @op("", "Gather")
@@ -20,6 +20,9 @@ def gather(b: Lowering, node: Node) -> None:
     data = b.value(node.input(0))
     if isinstance(data, MaskShape):
         _gather_length(b, node)
+        return
+    if isinstance(data, Positions):
+        _gather_positions(b, node, data)
         return
     if not isinstance(b.value(node.input(1)), Ids):
         _gather_any(b, node)
@@ -88,6 +91,16 @@ def _gather_length(b: Lowering, node: Node) -> None:
     if b.numbers(node, 1) not in ([1], [-1]):
         raise Refusal("only the mask's last dimension is served")
     b.set(node.output(0), LengthValue(0))
+
+
+def _gather_positions(b: Lowering, node: Node, value: Positions) -> None:
+    """Rows of the position ids, which are all the same: one by its number, or several."""
+    index = b.known(node, 1)
+    if len(value.shape) < 2 or whole(node, "axis", 0) not in (0, -len(value.shape)) or index.dtype.kind not in "iu":
+        raise Refusal("of position ids only whole rows, by number, are served")
+    if index.size and not (-value.shape[0] <= index.min() and index.max() < value.shape[0]):
+        raise Refusal(f"rows {index.tolist()} are outside position ids {list(value.shape)}")
+    b.set(node.output(0), Positions((*index.shape, *value.shape[1:]), value.shift))
 
 
 def _ids(b: Lowering) -> Ref:

@@ -118,7 +118,7 @@ def unsqueeze(b: Lowering, node: Node) -> None:
     rest = iter(shape)
     made = tuple(1 if i in axes else next(rest) for i in range(rank))
     if isinstance(value, Positions):
-        b.set(node.output(0), Positions(made))
+        b.set(node.output(0), Positions(made, value.shift))
         return
     _view(b, node, b.operand(node, 0), made)
 
@@ -315,4 +315,4 @@ def _reshape_ids(b: Lowering, node: Node, value: Positions | Ids, target: list[i
         return
     if made[-1] != b.rows:
         raise Refusal(f"positions in shape {list(made)} are not served")
-    b.set(node.output(0), Positions(made))
+    b.set(node.output(0), Positions(made, value.shift))

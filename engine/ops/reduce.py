@@ -10,13 +10,13 @@ from engine.lower import Lowering
 from engine.ops import op
 from engine.ops.attributes import whole
 from engine.ops.movement import axis_of
-from engine.values import LengthValue, Mask, Refusal
+from engine.values import LengthValue, Mask, Positions, Refusal
 
 
 def _rule(name: str) -> Callable[[Lowering, Node], None]:
     def rule(b: Lowering, node: Node) -> None:
-        if isinstance(b.value(node.input(0)), Mask):
-            _mask_sum(b, node, name)
+        if isinstance(b.value(node.input(0)), Mask | LengthValue | Positions):
+            _of_length(b, node, name)
             return
         x = b.operand(node, 0)
         given = b.numbers(node, 1) if node.input(1) else node.attributes.get("axes")
@@ -115,9 +115,18 @@ def _arg(b: Lowering, node: Node, *, smallest: bool) -> None:
     b.apply(node, "arg", [x], params, [("int64", made)])
 
 
-def _mask_sum(b: Lowering, node: Node, name: str) -> None:
-    """The attention mask's sum over its last axis is the total length."""
+def _of_length(b: Lowering, node: Node, name: str) -> None:
+    """The attention mask's sum over its last axis is the total length; the largest position is one less."""
+    value = b.value(node.input(0))
     axes = b.numbers(node, 1) if node.input(1) else node.attributes.get("axes")
-    if name != "ReduceSum" or axes not in ([1], [-1]):
-        raise Refusal("of the attention mask only the sum over its last axis is served")
-    b.set(node.output(0), LengthValue(0))
+    if isinstance(value, Mask) and name == "ReduceSum" and axes in ([1], [-1]):
+        b.set(node.output(0), LengthValue(0))
+    elif isinstance(value, LengthValue) and name in ("ReduceMax", "ReduceMin"):  # of one sequence's, itself
+        b.set(node.output(0), value)
+    elif isinstance(value, Positions) and name == "ReduceMax" and value.shift is None and not axes:
+        b.set(node.output(0), LengthValue(-1))
+    else:
+        raise Refusal(
+            f"{name} over {axes or 'all axes'} of {type(value).__name__} is not served: of the attention mask the sum "
+            "over its last axis is, of position ids the largest of all"
+        )

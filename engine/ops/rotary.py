@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from engine.graph import Node
 from engine.lower import Lowering
 from engine.ops import op
 from engine.ops.attributes import number, whole
 from engine.ops.movement import indices
 from engine.plan import Operand, Ref
-from engine.values import Const, Positions, Refusal, Tensor, WeightValue
+from engine.values import Const, Positions, Refusal, Switched, Tensor, WeightValue
 
 
 @op("", "RotaryEmbedding")
@@ -57,6 +61,33 @@ def _ids(b: Lowering, node: Node, index: int, shape: tuple[int, ...]) -> Tensor 
     return ids
 
 
+def check_start(sin: WeightValue) -> None:
+    """Refuse two tables in one, whose second half a provider takes by an option: the graph does not say when."""
+    rows = sin.weight.array().reshape(sin.shape)
+    if not rows.size:
+        return
+    again = np.flatnonzero(rows[1:, 0] == rows[0, 0]) + 1
+    again = again[(rows[again] == rows[0]).all(axis=1)]
+    if 0 < again.size < len(rows) - 1:
+        raise Refusal(
+            f"rotary table {sin.weight.name!r} starts anew at row {again[0]}, and the graph does not say from which "
+            "length on that holds: export for cpu or cuda, where an If chooses"
+        )
+
+
+def _check_rows(b: Lowering, sin: WeightValue, shift: Switched | None) -> None:
+    """Refuse a table that ends before the context does, or that starts anew where nothing moves the positions."""
+    context = b.info.context_length if b.info is not None else 0
+    if shift is None:
+        check_start(sin)
+        first, last = 0, context
+    else:
+        below = min(shift.threshold, context)
+        first, last = min(shift.above, shift.below), max(context + shift.above, below + shift.below)
+    if first < 0 or sin.shape[0] < last:
+        raise Refusal(f"rotary tables of {sin.shape[0]} rows do not hold positions {first} to {last}")
+
+
 def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
     x, c, s = b.operand(node, 0), b.operand(node, cos), b.operand(node, sin)
     positions = b.value(node.input(ids)) if node.input(ids) else None
@@ -68,7 +99,7 @@ def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
     half = (rotated or size) // 2
     if 2 * half != (rotated or size) or half > width or 2 * half > size or (not rotated and half != width):
         raise Refusal(f"a rotary width of {rotated or size} does not fit heads of {size} and tables of {width}")
-    params = {
+    params: dict[str, Any] = {
         "layout": "tokens" if len(x.shape) == 3 else "heads",
         "size": size,
         "half": half,
@@ -77,13 +108,15 @@ def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
         "scale": number(node, "scale", 1.0) if node.domain else 1.0,
     }
     if isinstance(positions, Positions):
-        if b.info is not None and c.shape[0] < b.info.context_length:
-            raise Refusal(f"rotary tables of {c.shape[0]} rows end before the context's {b.info.context_length}")
+        near, far = b.weight(node, cos), b.weight(node, sin)
+        _check_rows(b, far, positions.shift)
         y = b.make(node.output(0), x.dtype, x.shape)
-        tables = [Operand(n, b.constant(b.weight(node, i))) for n, i in (("b", cos), ("c", sin))]
-        length = Operand("length", Ref("control", -1, "int64", (1,), "length"))
-        operands = (Operand("a", b.ref(node, 0, x)), *tables, length, Operand("y", y.ref, "w"))
-        b.emit(node, "rotary", operands, params)
+        operands = [Operand("a", b.ref(node, 0, x)), Operand("b", b.constant(near)), Operand("c", b.constant(far))]
+        operands.append(Operand("length", Ref("control", -1, "int64", (1,), "length")))
+        if positions.shift is not None:
+            params["shift"] = (positions.shift.threshold, positions.shift.above, positions.shift.below)
+            operands.append(Operand("ahead", Ref("control", -1, "int32", (1,), "ahead")))
+        b.emit(node, "rotary", (*operands, Operand("y", y.ref, "w")), params)
         return
     inputs = [x, c, s] + ([] if gathered else [_ids(b, node, ids, x.shape)])
     b.apply(node, "rotary", inputs, params, [(x.dtype, x.shape)])

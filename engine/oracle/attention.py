@@ -25,6 +25,8 @@ def _group_query_attention(i: Inputs) -> Computed:
         q, k = rms(q, i.floats(14), eps), rms(k, i.floats(15), eps)
     if i.whole("do_rotary", 0):
         cos, sin = (_rows(i, n, np.arange(i.positions))[:, None] for n in (7, 8))
+        if not isinstance(i.value(8), Picked):
+            _check_one_table(i.stored(8))
         interleaved = bool(i.whole("rotary_interleaved", 0))
         q, k = turned(q, cos, sin, interleaved), turned(k, cos, sin, interleaved)
     k, v = _as_cached(i, k, 3, "k_quant_type"), _as_cached(i, v, 4, "v_quant_type")
@@ -132,6 +134,13 @@ def _rows(i: Inputs, index: int, positions: Array) -> Array:
     for table, mine in ((value.above, value.pick), (value.below, ~value.pick)):
         made[mine] = table[positions[mine]]
     return made
+
+
+def _check_one_table(table: Array) -> None:
+    """Refuse two tables in one, the second for longer sequences: the graph does not say from which length on."""
+    again = np.flatnonzero((table[1:] == table[0]).all(axis=1)) + 1
+    if 0 < again.size < len(table) - 1:
+        raise Unserved(f"a rotary table that starts anew at row {again[0]}")
 
 
 def _rotated(i: Inputs, cos: Array, sin: Array) -> Array:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from engine.errors import UnsupportedModel
-from engine.graph import Graph, Node, Subgraph
+from engine.graph import Graph, Node, Subgraph, Weight
 from engine.oracle import attention, experts, norms, products, recurrent, standard
 from engine.oracle.inputs import RULES, Array, Inputs, Picked, Start, Unserved, Value
 
@@ -60,8 +60,11 @@ class Walk:
 
     def _compute(self, node: Node, values: dict[str, Value]) -> None:
         try:
+            outputs: Sequence[Value | None]
             if node.op == "If" and not node.domain:
-                outputs: Sequence[Value | None] = self._branch(node, values)
+                outputs = self._branch(node, values)
+            elif node.op.startswith("Reduce") and self._counts(node.input(0)):
+                outputs = [self._largest_position(node)]
             else:
                 made = RULES[node.domain, node.op](self._inputs(node, values))
                 outputs = made if isinstance(made, tuple) else (made,)
@@ -105,10 +108,26 @@ class Walk:
             self._compute(node, inner)
         return [self._value(name, inner) for name in branch.outputs]
 
+    def _totals(self) -> list[int]:
+        """For each position, the total length in the call that feeds it."""
+        alone = np.arange(self._prompt, self._positions) + 1
+        return [self._prompt] * self._prompt + [int(n) for n in alone]
+
+    def _counts(self, name: str) -> bool:
+        """Whether a name stands for the position ids, in whatever integer type."""
+        while name in self._makers and self._makers[name].op in ("Cast", "Identity"):
+            name = self._makers[name].input(0)
+        return name == self._graph.info.position_ids
+
+    def _largest_position(self, node: Node) -> Array:
+        """What a reduction makes of the positions in each call: the largest one, repeated for every position."""
+        if node.op != "ReduceMax" or node.input(1) or node.attributes.get("axes"):
+            raise Unserved("of position ids only the largest of all")
+        return np.asarray(self._totals(), np.int64)[None] - 1
+
     def _holds(self, name: str) -> Array:
         """Whether a condition on the mask's length holds, for each position in the call that feeds it."""
-        alone = np.arange(self._prompt, self._positions) + 1
-        totals = [self._prompt] * self._prompt + alone.tolist()
+        totals = self._totals()
         answers = {total: bool(np.all(self._at_length(name, total))) for total in set(totals)}
         return np.asarray([answers[total] for total in totals])
 
@@ -128,6 +147,8 @@ class Walk:
 
 
 def _table(value: Value | None) -> Array:
+    if isinstance(value, Weight):
+        return value.array()
     if not isinstance(value, np.ndarray):
         raise Unserved(f"a branch gives {type(value).__name__}, not a table")
     return value
