@@ -8,7 +8,6 @@ signal fires when the *thread* that spawned it ends, so spawn from a thread that
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
 import signal
@@ -20,17 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jobs.adapters.brood import MARK, Brood, end_members, signal_group
 from jobs.adapters.capped_log import CappedLog
 from jobs.adapters.child_line import BadLine, parse_line
 
 TICK_S = 0.1
 DRAIN_S = 2.0
-MARKED_ROUNDS = 50
 MAX_LINE_BYTES = 64 << 20
 MAX_KEPT_BYTES = 128 << 20
 """All lines that are kept of one child; each costs several times its length as objects."""
-MARK = "ASSAY_CHILD"
-"""Variable that every process of one child inherits, so that one that left group and session is found all the same."""
 
 # argv: parent PID, control fd or -1, then the program. 1 is PR_SET_PDEATHSIG. The parent may have died before the call.
 _LAUNCHER = (
@@ -95,8 +92,8 @@ def run_child(
     log_read, log_write = os.pipe()
     child_ends = (result_write, control_read, log_write)
     try:
-        mark = f"{os.getpid():010d}-{time.monotonic_ns():020d}"  # of fixed length: it lies on the child's stack
-        process = _spawn(order, mark, result_write, control_read, log_write)
+        brood = Brood.expected()
+        process = _spawn(order, brood.mark, result_write, control_read, log_write)
     except OSError:
         for fd in (result_read, control_write, log_read):
             os.close(fd)
@@ -109,11 +106,11 @@ def run_child(
     reader = _LineReader(end, on_line)
     try:
         on_spawn(process.pid)
-        _attend(process, order, end, mark, {result_read: reader.feed, log_read: log.feed}, stopped)
+        _attend(process, order, end, brood, {result_read: reader.feed, log_read: log.feed}, stopped)
     finally:
         os.close(control_write)
         _end_group(process, order.term_grace_s)
-        end.leftovers = tuple(sorted({*end.leftovers, *_end_marked(mark)}))
+        end.leftovers = tuple(sorted({*end.leftovers, *brood.end()}))
         for fd in (result_read, log_read):
             os.close(fd)
         log.close()
@@ -142,7 +139,7 @@ def _attend(
     process: subprocess.Popen[bytes],
     order: ChildOrder,
     end: ChildEnd,
-    mark: str,
+    brood: Brood,
     feeds: Mapping[int, Callable[[bytes], None]],
     stopped: Callable[[], bool],
 ) -> None:
@@ -160,7 +157,7 @@ def _attend(
                 _end_group(process, order.term_grace_s, lambda: _pump(selector, TICK_S))
         end.wall_s = time.monotonic() - begin_s
         # first: what it started may still hold the pipes open
-        end.leftovers = tuple(sorted({*_end_members(process.pid), *_end_marked(mark)}))
+        end.leftovers = tuple(sorted({*end_members(process.pid), *brood.end()}))
         drain_until_s = time.monotonic() + DRAIN_S
         while selector.get_map() and time.monotonic() < drain_until_s:
             _pump(selector, TICK_S)
@@ -188,69 +185,13 @@ def _end_group(
     """TERM, then KILL, for the leader and all it started; nothing when the leader has been reaped already."""
     if process.poll() is not None:
         return
-    _signal_group(process.pid, signal.SIGTERM)
+    signal_group(process.pid, signal.SIGTERM)
     deadline_s = time.monotonic() + grace_s
     while process.poll() is None and time.monotonic() < deadline_s:
         meanwhile()
     if process.poll() is None:
-        _signal_group(process.pid, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _end_members(group: int) -> tuple[int, ...]:
-    """KILL what has outlived a group's reaped leader; a group without members is not touched, its number may be new."""
-    members = _group_members(group)
-    if members:
-        _signal_group(group, signal.SIGKILL)
-    return members
-
-
-def _end_marked(mark: str) -> tuple[int, ...]:
-    """KILL what carries a child's mark wherever it went: a process that leads a session of its own left the group.
-
-    Looked for until nothing is left, since one that is being killed may just have started another.
-    """
-    ended: set[int] = set()
-    for _ in range(MARKED_ROUNDS):
-        found = _marked(mark)
-        if not found:
-            break
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        ended.update(found)
-        time.sleep(0.02)
-    return tuple(sorted(ended))
-
-
-def _marked(mark: str) -> tuple[int, ...]:
-    """PIDs alive whose environment carries a child's mark; one of another user cannot be read and is not ours."""
-    word = f"{MARK}={mark}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if word in (entry / "environ").read_bytes().split(b"\0"):  # a zombie's is empty
-                    found.append(int(entry.name))
-    return tuple(found)
-
-
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
-
-
-def _group_members(group: int) -> tuple[int, ...]:
-    """PIDs alive in a process group, from /proc; zombies do not count."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            state, _parent, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            if int(pgrp) == group and state not in ("Z", "X"):
-                found.append(int(entry.name))
-    return tuple(sorted(found))
 
 
 class _LineReader:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,36 @@ def test_a_grandchild_that_left_group_and_session_is_ended_and_named(tmp_path: P
     assert end.exit_code == 0
     assert end.leftovers == (grand,)
     assert gone(grand)
+
+
+WIPED = (
+    "quiet = dict(start_new_session=True, env={}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"
+    "g = subprocess.Popen(['/bin/sh', '-c', '/bin/sleep 60 & echo $! > grand; wait'], **quiet)\n"
+    "while not os.path.exists('grand') or not open('grand').read().strip(): time.sleep(0.01)\n"
+    "say(type='grand', pids=[g.pid, int(open('grand').read())])\n"
+)
+
+
+def test_field_5_a_grandchild_with_a_wiped_environment_and_its_own_session_is_ended_and_named(tmp_path: Path) -> None:
+    end = run(tmp_path, WIPED)
+    pids = end.lines[0]["pids"]
+    assert end.exit_code == 0
+    assert end.leftovers == tuple(sorted(pids))
+    assert all(gone(pid) for pid in pids)
+
+
+def test_runs_side_by_side_leave_each_others_processes_alone(tmp_path: Path) -> None:
+    """Both are children of this process, as orphans are; only the mark tells them apart."""
+    places = [tmp_path / "long", tmp_path / "short"]
+    for place in places:
+        place.mkdir()
+    wait = "g = subprocess.Popen(['sleep', '60'], start_new_session=True); time.sleep(1.5); say(type='x', pid=g.pid)"
+    with ThreadPoolExecutor(2) as pool:
+        longer = pool.submit(run, places[0], wait)
+        shorter = run(places[1], WIPED)
+    assert shorter.leftovers == tuple(sorted(shorter.lines[0]["pids"]))
+    assert longer.result().exit_code == 0
+    assert longer.result().leftovers == (longer.result().lines[0]["pid"],)
 
 
 def test_a_child_that_is_stopped_takes_its_detached_children_along_and_nobody_elses(tmp_path: Path) -> None:
