@@ -37,8 +37,8 @@ def _generation(g: dict[str, Any], text_of: Callable[[list[int]], str | None]) -
     rate = f"{steps / total_ns * 1e9:.2f}" if total_ns else "n/a"
     each = f"{total_ns / steps / 1e6:.3f}" if steps else "n/a"
     rows = [
-        f"{kind} {g['index']}: prefill_ms={g['prefill_ns'] / 1e6:.3f} decode_ms_per_token={each} tokens_per_s={rate} "
-        f"tokens={1 + steps} stop={g['stop_reason'] or 'n/a'} min_gap={gap}",
+        f"{kind} {g['index'] + 1}: prefill_ms={g['prefill_ns'] / 1e6:.3f} decode_ms_per_token={each} "
+        f"tokens_per_s={rate} tokens={1 + steps} stop={g['stop_reason'] or 'n/a'} min_gap={gap}",
         f"generated_token_ids: {' '.join(map(str, g['ids']))}",
     ]
     if plan_only:

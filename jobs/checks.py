@@ -118,7 +118,7 @@ def invalid_figures(record: RunRecord) -> list[str]:
     faults = [f"{name} is {value}" for name, value in sorted(record.counters.items()) if not _possible(name, value)]
     faults += [f"fact {name} is {value}" for name, value in sorted(record.facts.items()) if not _possible_fact(value)]
     for generation in record.generations:
-        where = f"generation {generation.index}"
+        where = f"generation {generation.number}"
         faults += [
             f"{where}: {phase} {name} is {value}"
             for phase, counters in sorted(generation.counters.items())
@@ -137,10 +137,10 @@ def non_finite_logits(record: RunRecord) -> str:
     for generation in record.generations:
         for index, gap in enumerate(generation.gaps):
             if not is_finite(gap):
-                return f"generation {generation.index}, token {index}: the top-2 gap is {gap}"
+                return f"generation {generation.number}, index {index}: the top-2 gap is {gap}"
         for index, token in enumerate(generation.ids):
             if token < 0:
-                return f"generation {generation.index}, token {index}: id {token} is no token"
+                return f"generation {generation.number}, index {index}: id {token} is no token"
     return ""
 
 

@@ -37,6 +37,11 @@ class Stream:
     stop: str | None
     gaps: tuple[float, ...]
 
+    @property
+    def number(self) -> int:
+        """Its generation as people count them, from 1."""
+        return self.generation + 1
+
 
 @dataclass(frozen=True, slots=True)
 class ArmStreams:
@@ -84,7 +89,7 @@ def self_row(streams: ArmStreams) -> IdentityRow:
         for other in others:
             compared += min(len(first.ids), len(other.ids))
             if _differ(first, other):
-                note = f"runs of one build and config disagree in generation {index}"
+                note = f"runs of one build and config disagree in generation {first.number}"
                 return _row(first, other, "NONDETERMINISTIC", "self", compared, note, by_run=True)
     first = streams.of(indices[0])[0]
     for index in indices[1:]:
@@ -93,7 +98,7 @@ def self_row(streams: ArmStreams) -> IdentityRow:
         if _differ(first, other):
             shape = _prefix_class(first, other)
             # Same process, same context, one reduction order: no near tie can excuse this.
-            return _row(first, other, shape or "VIOLATION", "self", compared, _repeats(streams, indices[0], index))
+            return _row(first, other, shape or "VIOLATION", "self", compared, _repeats(streams, first, other))
     return _equal(streams, streams, "self", indices, compared)
 
 
@@ -255,14 +260,14 @@ def _missing(left: str, right: str, what: What, note: str) -> IdentityRow:
 def _label(stream: Stream, what: What, *, by_run: bool) -> str:
     if what != "self":
         return stream.arm
-    return f"{stream.arm} gen {stream.generation}" + (f" run {stream.run}" if by_run else "")
+    return f"{stream.arm} gen {stream.number}" + (f" run {stream.run}" if by_run else "")
 
 
-def _repeats(streams: ArmStreams, first: int, index: int) -> str:
-    runs = len(streams.runs)
+def _repeats(streams: ArmStreams, first: Stream, other: Stream) -> str:
+    runs, differs = len(streams.runs), f"generation {other.number} differs from generation {first.number}"
     if runs == 1:
-        return f"generation {index} differs from generation {first}; one run only, so whether it repeats is not known"
-    return f"generation {index} differs from generation {first} in the same way in all {runs} runs: state is corrupted"
+        return f"{differs}; one run only, so whether it repeats is not known"
+    return f"{differs} in the same way in all {runs} runs: state is corrupted"
 
 
 def _generations_note(bad: Iterable[tuple[Stream, Stream]], indices: Sequence[int], why: str) -> str:
@@ -276,7 +281,7 @@ def _generations_note(bad: Iterable[tuple[Stream, Stream]], indices: Sequence[in
 
 
 def _listed(generations: Sequence[int], word: str) -> str:
-    listed = ", ".join(map(str, generations))
+    listed = ", ".join(str(index + 1) for index in generations)
     if word == "equal":
         return f"{listed} {'is' if len(generations) == 1 else 'are'} equal"
     return f"generation {listed} differs" if len(generations) == 1 else f"generations {listed} differ"
@@ -315,7 +320,7 @@ def broken_locks(locks: Iterable[Lock], prompt: str, streams: ArmStreams) -> lis
             if got not in accepted:
                 given = "no id" if got is None else f"id {got}"
                 wanted = " or ".join(map(str, sorted(accepted)))
-                where = f"generation {stream.generation}, run {stream.run}"
+                where = f"generation {stream.number}, run {stream.run}"
                 broken.append((lock, f"{given} at index {lock.index} where {wanted} is locked ({where})"))
                 break
     return broken

@@ -63,16 +63,16 @@ def find_lengths(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, itself: bo
     """Generations that are shorter or longer than asked for without a declared stop."""
     for outcome, is_long in (("SHORT", False), ("LONG", True)):
         faults = [
-            (generation.index, fault, record.run_id)
+            (generation.number, fault, record.run_id)
             for record in arm.records()
             for generation in record.generations
             if (fault := checks.length_fault(plan, generation))
             and (len(generation.ids) > plan.settings.tokens) is is_long
         ]
         if faults:
-            index, fault, _ = faults[0]
+            number, fault, _ = faults[0]
             name = f"{arm.name} itself" if itself else arm.name
-            message = f"{name} gives {fault} (generation {index}, {len(faults)} in all)"
+            message = f"{name} gives {fault} (generation {number}, {len(faults)} in all)"
             docket.add(outcome, "identity", message, arm=arm.name, run_ids=[run for _, _, run in faults])  # type: ignore[arg-type]
 
 

@@ -258,6 +258,11 @@ class Generation(Document):
     prefill_ns: int = 0
     step_ns: tuple[int, ...] = ()
 
+    @property
+    def number(self) -> int:
+        """The generation as people count, from 1: warm-ups count too."""
+        return self.index + 1
+
 
 class SeamRow(Document):
     """One plan step that runs outside a captured segment."""

@@ -81,7 +81,7 @@ class IdentityRow(Document):
     right_id: int | None = None
     left_gap: float | None = None
     right_gap: float | None = None
-    generation: int | None = None  # index within the run at which it differs
+    generation: int | None = None  # index within the run, from 0, at which it differs; texts count from 1
     left_context: tuple[int, ...] = ()  # ids around the difference
     right_context: tuple[int, ...] = ()
     run_ids: tuple[str, ...] = ()

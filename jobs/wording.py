@@ -35,16 +35,16 @@ REMEDY = MappingProxyType[Outcome, str](
 
 def difference(row: IdentityRow) -> str:
     """One difference of tokens, in words."""
-    where = "" if row.what == "self" else f" of generation {row.generation}"
+    where = "" if row.what == "self" or row.generation is None else f" of generation {row.generation + 1}"
     if row.klass in ("SHORT", "LONG") and row.left_length != row.right_length:
         verb = "stops after" if row.klass == "SHORT" else "runs on to"
-        place = f" in generation {row.generation}" if where else ""
+        place = where.replace(" of ", " in ")
         tokens = f"{_tokens(row.right_length)}{place} where {row.left} gives {row.left_length}"
         return f"{row.right} {verb} {tokens}; {row.note}"
     if row.first_difference is None:
         return f"{row.right} ends by {row.right_stop} where {row.left} ends by {row.left_stop}; {row.note}"
     ids = f"id {_id(row.right_id)} instead of {_id(row.left_id)}"
-    return f"{row.right} differs from {row.left} at token {row.first_difference}{where} ({ids}); {row.note}"
+    return f"{row.right} differs from {row.left} at index {row.first_difference}{where} ({ids}); {row.note}"
 
 
 def change(row: MetricRow) -> str:

@@ -20,7 +20,7 @@ from jobs.model import ArmPlan, AttemptState, Manifest
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
 from orchestrator.clear import ClearVerdict
 from orchestrator.outcome import RunOutcome, Spool
-from orchestrator.place import HostLost, Placer, Ticket, WorkerLost
+from orchestrator.place import HostLost, Placer, Stopped, Ticket, WorkerLost
 from orchestrator.worker import WorkerCard, WorkOrder
 
 LEASE_S = 60.0
@@ -65,10 +65,6 @@ class Seat:
     def card(self) -> str:
         """The worker's card by UUID."""
         return self.hello.card.uuid
-
-
-class Stopped(Exception):
-    """The user asked for an end; the store can be resumed."""
 
 
 class Dispatcher:

@@ -9,12 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 
 from filelock import FileLock, Timeout
 from ulid import ULID
@@ -24,38 +21,17 @@ from jobs.model import JudgeInput, Manifest
 from jobs.store import Pending, Store
 from orchestrator.cards import CardHeld, CardName, ProbeError
 from orchestrator.choose import ANY_CLASS, choose_cards
-from orchestrator.dispatch import Dispatcher, Happening, Stopped, ingest
+from orchestrator.dispatch import Dispatcher, Happening, ingest
 from orchestrator.guard import Guard
 from orchestrator.nvml import NvmlProbe
 from orchestrator.outcome import Spool
-from orchestrator.place import HostLost, Patience, Placer
+from orchestrator.place import HostLost, Patience, Stopped
 from orchestrator.ray_app import RayPlacer
 from orchestrator.settings import Settings
+from orchestrator.supervise import deaf
 from orchestrator.worker import WorkerSettings
 
-MakePlacer = Callable[[Sequence[CardName], WorkerSettings, Guard, Patience], Placer]
 HELD_PAUSE_S = 1.0
-
-
-@dataclass(slots=True)
-class StopFlag:
-    """The first SIGINT or SIGTERM asks for an orderly end; a second SIGINT interrupts at once."""
-
-    number: int = 0
-
-    def __call__(self) -> bool:
-        """Whether an end was asked for."""
-        return self.number != 0
-
-    def listen(self) -> None:
-        """Take the signals; again after Ray has started, since that takes SIGTERM for itself."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._heard)
-
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
-        if self.number and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.number = number
 
 
 def cards_of_host(
@@ -82,8 +58,7 @@ def run_embedded(
     settings: Settings,
     *,
     tell: Callable[[Happening], None],
-    stop: StopFlag,
-    make_placer: MakePlacer | None = None,
+    stop: Callable[[], bool],
 ) -> Pending:
     """Run what is pending of a sweep; the counts at the end.
 
@@ -91,16 +66,17 @@ def run_embedded(
     """
     with sole_driver(settings.state, sweep_id):
         take_over(store, sweep_id, settings)
+        if stop():
+            raise Stopped
         if not store.pending(sweep_id).pending:
             return store.pending(sweep_id)
         homes = half_done(store.judge_input(sweep_id))
         guard = Guard.start(str(ULID()).lower())
         works = WorkerSettings(settings.spool, guard.folder / "scratch", settings.locks, who=f"assay run {sweep_id}")
-        placer = (make_placer or _ray)(cards, works, guard, waiting_for_cards(manifest, tell, stop))
-        stop.listen()
+        placer = RayPlacer(cards, works, guard, waiting_for_cards(manifest, tell, stop), stop)
         try:
             hellos = placer.open()
-            stop.listen()
+            deaf()  # Ray has taken SIGTERM for itself
             name = f"{settings.host}/{os.getpid()}"
             dispatcher = Dispatcher(store, placer, sweep_id, manifest, name, homes=homes, stopped=stop, tell=tell)
             try:
@@ -164,7 +140,3 @@ def waiting_for_cards(manifest: Manifest, tell: Callable[[Happening], None], sto
         return time.monotonic() < end_s
 
     return wait
-
-
-def _ray(cards: Sequence[CardName], works: WorkerSettings, guard: Guard, patience: Patience) -> Placer:
-    return RayPlacer(cards, works, guard, patience)

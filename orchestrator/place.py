@@ -31,6 +31,10 @@ class HostLost(Exception):
     """The machinery under the workers is gone, and with it every worker."""
 
 
+class Stopped(Exception):
+    """The user asked for an end; the store can be resumed."""
+
+
 Patience = Callable[[CardHeld], bool]
 """Asked when a card is held by another process: True, after a pause of its own, to try again."""
 

@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,13 +22,14 @@ from orchestrator.clear import ClearVerdict
 from orchestrator.guard import MARK, Guard
 from orchestrator.nvml import NvmlProbe
 from orchestrator.outcome import RunOutcome
-from orchestrator.place import HostLost, Patience, Ticket, WorkerLost, no_patience, patiently
+from orchestrator.place import HostLost, Patience, Stopped, Ticket, WorkerLost, no_patience, patiently
 from orchestrator.scripted import ScriptedProbe, State
 from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
 
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing large goes through it
 SIMULATED_RESOURCE = "assay_simulated_card"
 START_TIMEOUT_S = 60.0
+POLL_S = 0.2
 STOP_TIMEOUT_S = 8.0
 RAY_ENVIRONMENT = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # binds every server to loopback, on Linux too
@@ -87,6 +88,7 @@ class RayPlacer:
     settings: WorkerSettings
     guard: Guard
     patience: Patience = no_patience
+    stopped: Callable[[], bool] = lambda: False
     script: Sequence[State] = ()
     _actors: dict[str, Any] = field(default_factory=dict)
     _cards: dict[str, CardName] = field(default_factory=dict)
@@ -118,7 +120,7 @@ class RayPlacer:
                     configure_logging=False,
                     _temp_dir=str(self.guard.folder),
                 )
-        except (OSError, RuntimeError, ValueError, TimeoutError) as exc:
+        except Exception as exc:  # a node that does not come up is a bare Exception of Ray's
             raise HostLost(f"Ray cannot be started: {_first_line(exc)}") from exc
         for index, card in enumerate(self.cards):
             self._actors[f"w{index}"] = self._actor(f"w{index}", card)
@@ -211,7 +213,13 @@ class RayPlacer:
         import ray
 
         try:
-            hello = ray.get(self._actors[worker].start.remote(), timeout=START_TIMEOUT_S)
+            ref, deadline_s = self._actors[worker].start.remote(), time.monotonic() + START_TIMEOUT_S
+            while not ray.wait([ref], timeout=POLL_S)[0]:
+                if self.stopped():
+                    raise Stopped
+                if time.monotonic() > deadline_s:
+                    raise HostLost(f"worker {worker} did not start within {START_TIMEOUT_S:g} s")
+            hello = ray.get(ref)
         except ray.exceptions.RayTaskError as exc:
             if isinstance(exc.cause, ProbeError):
                 raise exc.cause from exc

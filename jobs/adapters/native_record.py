@@ -134,7 +134,7 @@ class Stream:
     def _generation(self, line: dict[str, Any]) -> Generation:
         made = _build(Generation, line)
         if made.index in {earlier.index for earlier in self.generations}:
-            raise Fault(f"generation {made.index} a second time")
+            raise Fault(f"generation {made.number} a second time")
         if any(token < 0 for token in made.ids):
             raise Fault("ids: a negative id")
         return made

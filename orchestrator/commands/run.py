@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -35,15 +34,15 @@ from orchestrator.commands.terminal import (
     settings_for,
 )
 from orchestrator.conclude import Concluded, judge_sweep, write_reports
-from orchestrator.dispatch import Stopped
-from orchestrator.embedded import StopFlag, cards_of_host, run_embedded
+from orchestrator.embedded import cards_of_host, run_embedded
 from orchestrator.estimate import Estimate, estimate
-from orchestrator.place import HostLost
+from orchestrator.place import HostLost, Stopped
 from orchestrator.progress import SweepProgress
 from orchestrator.resolve import DryResolver, LocalResolver
 from orchestrator.resume import open_by_id, open_by_manifest
 from orchestrator.settings import OUT_FOLDER, Settings
 from orchestrator.summary import tables
+from orchestrator.supervise import StopFlag, supervised
 from orchestrator.version import harness_version
 
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file; with --resume also a sweep's id")]
@@ -78,6 +77,8 @@ def run(
     if dry_run:
         _show_plan(sweep, given, as_json)
         return
+    stop = StopFlag()
+    stop.listen()
     out_folder(given.out)
     by_id = resume and not os.path.exists(sweep)  # noqa: PTH110 - Path.exists raises for a name that is too long
     spec = None if by_id else load(Path(sweep))
@@ -85,8 +86,8 @@ def run(
         _has_store(given, sweep, spec)
     with_store = open_store(given, migrate=True)
     try:
-        sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume)
-        _work(with_store, sweep_id, manifest, asked, given, f"assay run {sweep} --resume{_store_words(store)}")
+        sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume, stop)
+        _work(with_store, sweep_id, manifest, asked, given, f"assay run {sweep} --resume{_store_words(store)}", stop)
         verdict = judge_sweep(with_store, sweep_id)
         done = write_reports(with_store, sweep_id, verdict, given.out)
     finally:
@@ -115,28 +116,24 @@ def _has_store(given: Settings, sweep: str, spec: SweepSpec | None) -> None:
         raise SpecError(f"{what} in this store: {place} is not there or empty", remedy)
 
 
-def _submitted(store: Store, sweep: str, spec: SweepSpec | None, given: Settings, resume: bool) -> tuple[str, Manifest]:
+def _submitted(
+    store: Store, sweep: str, spec: SweepSpec | None, given: Settings, resume: bool, stop: StopFlag
+) -> tuple[str, Manifest]:
     """The sweep to work on: a fresh submission, or with `resume` an open one, by its id where there is no file."""
     harness = harness_digest(own_root())
     if spec is None:
+        stop.polls = True
         return open_by_id(store, sweep, harness)
     sys.stderr.write("resolving models, prompts and arms\n")
-    manifest = _planned(spec, given)
+    manifest = _planned(spec, given, stop)
+    stop.polls = True
     if resume:
         return open_by_manifest(store, manifest, harness), manifest
     return store.submit(manifest, harness, harness_version(), key=f"run-{ULID()}".lower()), manifest
 
 
-def _planned(spec: SweepSpec, given: Settings) -> Manifest:
+def _planned(spec: SweepSpec, given: Settings, stop: StopFlag) -> Manifest:
     """Resolve, which may build models and arms: either signal ends what is being built, and then this command."""
-    heard: list[int] = []
-
-    def stop(number: int, _frame: FrameType | None) -> None:
-        heard.append(number)
-        if len(heard) == 1:  # a second one must not interrupt the ending of a build's processes
-            raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         return plan(spec, LocalResolver(given, tell=lambda line: print(shown(line), file=sys.stderr)))
     except (EngineError, OSError) as error:
@@ -144,10 +141,7 @@ def _planned(spec: SweepSpec, given: Settings) -> Manifest:
         raise
     except KeyboardInterrupt:
         sys.stderr.write("stopped; nothing was submitted\n")
-        raise typer.Exit(128 + heard[0]) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        raise typer.Exit(128 + stop.number) from None
 
 
 def _blame_cache(given: Settings, error: Exception) -> None:
@@ -165,7 +159,13 @@ def _blame_cache(given: Settings, error: Exception) -> None:
 
 
 def _work(
-    store: Store, sweep_id: str, manifest: Manifest, asked: int | None, given: Settings, how_to_resume: str
+    store: Store,
+    sweep_id: str,
+    manifest: Manifest,
+    asked: int | None,
+    given: Settings,
+    how_to_resume: str,
+    stop: StopFlag,
 ) -> None:
     """Run what is pending. On a stop or a loss say how to go on, and exit."""
     before = store.pending(sweep_id)
@@ -173,11 +173,14 @@ def _work(
     chosen = cards_of_host(given, asked, first.settings.device, first.card_class)
     kind = "simulated card" if chosen[0].simulated else chosen[0].name
     sys.stderr.write(f"sweep {sweep_id}: {before.pending} runs pending, on {len(chosen)} x {kind}\n")
-    stop = StopFlag()
-    try:
+
+    def drive() -> None:
         with SweepProgress(before.runs, before.runs - before.pending) as progress:
             run_embedded(store, sweep_id, manifest, chosen, given, tell=progress, stop=stop)
-    except Stopped:
+
+    try:
+        supervised(drive, stop)
+    except (Stopped, KeyboardInterrupt):
         sys.stderr.write(f"stopped; every child is ended. Go on with: {how_to_resume}\n")
         raise typer.Exit(128 + (stop.number or signal.SIGINT)) from None
     except HostLost as lost:

@@ -54,7 +54,7 @@ def samples(measured: list[Measured]) -> Section:
     blocks: list[Block] = [Table("Time by generation", columns, rows)] if rows else []
     lines = [_spark(run, item) for run, record in measured for item in record.generations if len(item.step_ns) > 1]
     raw = tuple(
-        f"{label(run)} generation {item.index}: {' '.join(map(str, item.step_ns))}"
+        f"{label(run)} generation {item.number}: {' '.join(map(str, item.step_ns))}"
         for run, record in measured
         for item in record.generations
         if item.step_ns
@@ -89,7 +89,7 @@ def _phases(measured: list[Measured], metric: str) -> Block:
     rows = tuple(
         (
             words(label(run)),
-            words(str(generation.index)),
+            words(str(generation.number)),
             words(phase),
             words(exact(counters[metric], unit_of(metric))),
         )
@@ -107,7 +107,7 @@ def _sample_row(run: RunFact, item: Generation) -> tuple[Inlines, ...]:
     shown = [f"{fixed(value / 1e6)} ms" for value in times] or ["none"] * 3
     return (
         words(label(run)),
-        words(f"{item.index}{' warm-up' if item.warmup else ''}"),
+        words(f"{item.number}{' warm-up' if item.warmup else ''}"),
         words(f"{fixed(item.prefill_ns / 1e6)} ms"),
         words(integer(len(steps))),
         *(words(value) for value in shown),
@@ -121,5 +121,5 @@ def _spark(run: RunFact, item: Generation) -> Spark:
     points = tuple(
         (round(1000 * i / last), 950 - round(900 * (value - low) / span)) for i, value in enumerate(item.step_ns)
     )
-    title = f"{label(run)}, generation {item.index}"
+    title = f"{label(run)}, generation {item.number}"
     return Spark(title, points, f"{fixed(low / 1e6)} ms", f"{fixed(high / 1e6)} ms")

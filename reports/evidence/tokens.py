@@ -17,7 +17,7 @@ def build(measured: list[Measured]) -> Section:
     stops: dict[tuple[int, ...], set[str]] = {}
     for run, record in measured:
         for item in record.generations:
-            groups.setdefault(item.ids, []).append(f"{label(run)} generation {item.index}")
+            groups.setdefault(item.ids, []).append(f"{label(run)} generation {item.number}")
             stops.setdefault(item.ids, set()).add(item.stop_reason or "cut off")
     if not groups:
         return Section("tokens", "Tokens", words(State("missing", "warn"), ": no run gave a token."))

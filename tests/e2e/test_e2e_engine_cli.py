@@ -179,7 +179,7 @@ def test_a_person_reads_ids_counters_floors_and_equations(tiny: Path, tmp_path: 
     words = ("--prompt-ids", PROMPT, "--tokens", "6", "--weight-budget", "50%", "--granule", "4096", "--policy", "lru")
     ended = person(tmp_path, "run", "--model", str(tiny), *words, "--generations", "2", "--warmups", "1")
     assert ended.code == 0 and ended.err == ""
-    for words_ in ("config: policy=lru source=request", "config: capture=True source=default", "warmup 0:"):
+    for words_ in ("config: policy=lru source=request", "config: capture=True source=default", "warmup 1:"):
         assert words_ in ended.out
     for name in ("htod_bytes_per_token=", "ratio_to_floor=", "byte_hit_rate=", "segments=", "generated_text:"):
         assert name in ended.out

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -42,7 +43,8 @@ DRIVER = """\
 import os, signal, sys
 from orchestrator import dispatch
 from orchestrator.cli import call
-def kill(*_args, **_kwargs): os.kill(os.getpid(), signal.SIGKILL)
+def kill(*_args, **_kwargs):
+    for pid in (os.getppid(), os.getpid()): os.kill(pid, signal.SIGKILL)  # the command and its driver
 {patch}
 sys.exit(call(sys.argv[1:]))
 """
@@ -236,6 +238,98 @@ def test_a_killed_ray_node_ends_the_run_with_a_way_on(site: Site) -> None:
     resume(site)
     assert one_complete_attempt_a_run(site) == {"measured": 4, "lost": 1}
     nothing_left(site)
+
+
+SERVERS = ("gcs_server", "raylet")
+
+
+def servers(site: Site) -> dict[str, int]:
+    """Ray's own servers by name."""
+    found = {line.split()[0].rpartition("/")[2]: pid for pid, line in site.descendants().items() if line.strip()}
+    return {name: found[name] for name in SERVERS if name in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("starting", [False, True])
+@pytest.mark.parametrize("killed", [("gcs_server",), ("gcs_server", "raylet")])
+@pytest.mark.timeout(240)
+def test_ray_without_its_control_server_ends_the_run_with_a_way_on(
+    site: Site, killed: tuple[str, ...], starting: bool
+) -> None:
+    """Ray's library then ends the process that it lives in with exit code 1, which is no regression."""
+    (site.root / "sleep_s").write_text("60")
+    run = site.assay("run", "sweep.yaml")
+    wait_for("Ray's servers", lambda: len(servers(site)) == 2)
+    if not starting:
+        wait_for("a child", lambda: len(site.children()) == 1)
+    for name in killed:
+        os.kill(servers(site)[name], signal.SIGKILL)
+    text = output(run)
+    (site.root / "sleep_s").write_text("0.1")
+    assert run.returncode == 4, text
+    assert "Traceback" not in text
+    assert "assay run sweep.yaml --resume" in text.splitlines()[-1]
+    nothing_left(site)
+    resume(site)
+    assert one_complete_attempt_a_run(site)["measured"] == 4
+    nothing_left(site)
+
+
+@pytest.mark.timeout(240)
+def test_a_driver_that_dies_under_its_command_is_a_fault_of_the_host(site: Site) -> None:
+    """The quick stand-in for what Ray's library does to its process."""
+    run = site.assay("run", "sweep.yaml")
+    wait_for("a child", lambda: len(site.children()) == 1)
+    (driver,) = [pid for pid, line in site.descendants().items() if "driver.py" in line and parent(pid) == run.pid]
+    os.kill(driver, signal.SIGKILL)
+    text = output(run)
+    assert run.returncode == 4, text
+    last = text.splitlines()[-1]
+    assert "the driver was killed by signal 9" in last and "assay run sweep.yaml --resume" in last
+    nothing_left(site)
+    resume(site)
+    assert one_complete_attempt_a_run(site) == {"measured": 4, "lost": 1}
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
+@pytest.mark.timeout(240)
+def test_a_stop_while_ray_is_starting_says_how_to_go_on(site: Site, number: int, code: int) -> None:
+    """Ray takes SIGTERM for itself meanwhile."""
+    run = site.assay("run", "sweep.yaml")
+    wait_for("Ray's servers", lambda: bool(servers(site)))
+    run.send_signal(number)
+    text = output(run)
+    assert run.returncode == code, text
+    assert "assay run sweep.yaml --resume" in text.splitlines()[-1]
+    assert not site.children()
+    nothing_left(site)
+    resume(site)
+    assert one_complete_attempt_a_run(site) == {"measured": 4}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_stop_at_any_moment_leaves_a_store_that_goes_on(site: Site) -> None:
+    """From the submission on: the same code and way on, whatever was being done, and nothing left."""
+    moments = random.Random(20)
+    run = site.assay("run", "sweep.yaml")
+    for _ in range(6):
+        assert run.stdout is not None
+        while "runs pending" not in run.stdout.readline():
+            assert run.poll() is None
+        time.sleep(moments.uniform(0.0, 6.0))
+        run.send_signal(moments.choice([signal.SIGTERM, signal.SIGINT]))
+        text = output(run)
+        if run.returncode == 0:  # it was judging already
+            break
+        assert run.returncode in (130, 143), text
+        assert "assay run sweep.yaml --resume" in text.splitlines()[-1]
+        nothing_left(site)
+        run = site.assay("run", "sweep.yaml", "--resume")
+    output(run)
+    assert one_complete_attempt_a_run(site)["measured"] == 4
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def cell(**over: Any) -> CellVerdict:
         "model": "smollm2",
         "prompt": "capital",
         "arms": arms(),
-        "identity": (identical(), identical("base", "null", "null"), identical("head gen 0", "head gen 2", "self")),
+        "identity": (identical(), identical("base", "null", "null"), identical("head gen 1", "head gen 3", "self")),
         "witnesses": (
             WitnessRow(expr="page_ins > 0", arm="base", holds=True, values={"page_ins": 3_008}),
             WitnessRow(expr="page_ins > 0", arm="head", holds=True, values={"page_ins": 3_008}),
@@ -310,7 +310,7 @@ def broken() -> Verdict:
         identity=(
             violation(),
             identical("base", "null", "null"),
-            violation(left="head gen 0", right="head gen 1", what="self"),
+            violation(left="head gen 1", right="head gen 2", what="self"),
         ),
         witnesses=(WitnessRow(expr="bypassed_page_ins > 0", arm="head", holds=False, values={"bypassed_page_ins": 0}),),
         exact=(

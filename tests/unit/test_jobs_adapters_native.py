@@ -236,7 +236,7 @@ GENERATION = (
         (GENERATION.replace("[1]", "[-1]"), "a negative id"),
         (GENERATION.replace("[1]", '["1"]'), "ids.0"),
         (GENERATION.replace("false", "0"), "warmup"),
-        (GENERATION + "\n" + GENERATION, "generation 0 a second time"),
+        (GENERATION + "\n" + GENERATION, "generation 1 a second time"),
         ('{"type": "error", "code": 14}', "kind"),
         ('{"type": "error", "code": true, "kind": "device", "message": "x"}', "code"),
         ('{"type": "hello", "protocol": 1}', "a second one"),

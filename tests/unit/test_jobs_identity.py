@@ -149,10 +149,10 @@ def test_corruption_from_a_later_generation_is_a_violation_that_names_it() -> No
     row = pair_row(arm("base", gap=0.01), head, FULL)
     assert row.klass == "VIOLATION"  # whatever the gap: generation 0 shows that head can do it
     assert row.generation == 1
-    assert row.note.startswith("generations 1, 2 differ, 0 is equal")
+    assert row.note.startswith("generations 2, 3 differ, 1 is equal")
     own = self_row(head)
     assert own.klass == "VIOLATION"
-    assert (own.left, own.right) == ("head gen 0", "head gen 1")
+    assert (own.left, own.right) == ("head gen 1", "head gen 2")
     assert "in all 2 runs" in own.note
 
 
@@ -172,7 +172,7 @@ def test_runs_that_disagree_are_nondeterministic() -> None:
     head = arm("head", lambda run, gen: flipped(9) if (run, gen) == (2, 1) else IDS)
     own = self_row(head)
     assert own.klass == "NONDETERMINISTIC"
-    assert (own.left, own.right) == ("head gen 1 run 1", "head gen 1 run 2")
+    assert (own.left, own.right) == ("head gen 2 run 1", "head gen 2 run 2")
     assert own.generation == 1
     row = pair_row(arm("base"), head, FULL, unsteady=["head"])
     assert row.klass == "NONDETERMINISTIC"

@@ -105,7 +105,7 @@ def test_a_slot_corrupted_from_a_later_generation_on_is_a_violation(documents: A
     row = identity(verdict, "head")
     assert (row.klass, row.generation, row.first_difference) == ("VIOLATION", 1, 7)
     assert identity(verdict, "head", "self").klass == "VIOLATION"
-    assert "token 7 of generation 1" in verdict.headline
+    assert "at index 7 of generation 2 " in verdict.headline
 
 
 def test_tokens_that_differ_make_speed_and_bytes_different_work(documents: Any) -> None:

@@ -25,10 +25,10 @@ from jobs.store import Pending, Store
 from jobs.verdict import Verdict
 from orchestrator.cards import CardName
 from orchestrator.choose import simulated_cards
-from orchestrator.dispatch import BEAT_S, Dispatcher, Happening, Stopped, ingest
+from orchestrator.dispatch import BEAT_S, Dispatcher, Happening, ingest
 from orchestrator.embedded import half_done
 from orchestrator.outcome import RunOutcome, Spool
-from orchestrator.place import HostLost, InProcessPlacer, Ticket, WorkerLost
+from orchestrator.place import HostLost, InProcessPlacer, Stopped, Ticket, WorkerLost
 from orchestrator.scripted import ScriptedProbe
 from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
 

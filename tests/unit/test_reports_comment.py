@@ -150,7 +150,7 @@ def test_the_first_difference_is_shown_in_context() -> None:
     assert table.rows[0] == ["base", *map(str, samples.IDS[15:23])]
     assert table.rows[1][:6] == ["head", "33", "29", "34", "34", "46283"]
     assert "top-2 logit gap there: base 0.0781, head 2.5" in page.text
-    assert "in generation 1 at index 19" in page.text
+    assert "in generation 2 at index 19" in page.text
 
 
 def test_time_on_a_simulated_card_is_said_to_be_no_evidence(clean: Page) -> None:
@@ -182,7 +182,7 @@ def test_no_comparison_at_all_is_missing_and_not_equal() -> None:
 
 
 def test_arms_held_against_themselves_alone_are_not_called_identical() -> None:
-    alone = samples.cell(identity=(samples.identical("head gen 0", "head gen 1", "self"),))
+    alone = samples.cell(identity=(samples.identical("head gen 1", "head gen 2", "self"),))
     shown = markdown(render(samples.verdict(cells=(alone,)), "comment")).text
     assert "missing: base and head were not compared" in shown
 

@@ -1,0 +1,132 @@
+"""The driver's process may end in any way: the command says how, and never takes its exit code for a verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from jobs.errors import StoreError
+from orchestrator.place import HostLost, Stopped
+from orchestrator.supervise import SIGNALS, StopFlag, deaf, supervised
+
+
+@pytest.fixture
+def stop() -> Iterator[StopFlag]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    flag = StopFlag(polls=True)
+    flag.listen()
+    yield flag
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def until(stop: StopFlag) -> None:
+    while not stop():
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_the_driver_returns_or_raises_comes_back(stop: StopFlag) -> None:
+    assert supervised(lambda: (os.getpid() != os.getppid(), 7), stop) == (True, 7)
+
+    def refuse() -> None:
+        raise StoreError("the store is gone", "bring it back")
+
+    with pytest.raises(StoreError, match=r"the store is gone [(]bring it back[)]") as told:
+        supervised(refuse, stop)
+    assert told.value.exit_code == 4
+
+
+@pytest.mark.parametrize("end", [lambda: os._exit(1), lambda: os._exit(0), lambda: os.kill(os.getpid(), 9)])
+def test_a_driver_that_is_ended_under_us_is_a_loss_of_the_host(stop: StopFlag, end: object) -> None:
+    """As Ray's library does, with exit code 1, which would read as a regression."""
+    with pytest.raises(HostLost, match=r"the driver (ended with exit code [01]|was killed by signal 9)"):
+        supervised(end, stop)  # type: ignore[arg-type]
+
+
+def test_a_fault_of_ours_in_the_driver_is_no_verdict_either(stop: StopFlag, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(HostLost, match="ended with exit code 1"):
+        supervised(lambda: 1 // 0, stop)
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_to_the_command_reaches_the_driver_as_the_flag(stop: StopFlag, number: int) -> None:
+    def drive() -> None:
+        os.kill(os.getppid(), number)
+        until(stop)
+        raise Stopped
+
+    with pytest.raises(Stopped):
+        supervised(drive, stop)
+    assert stop.number == number
+
+
+def test_a_signal_to_the_whole_group_stops_once(stop: StopFlag) -> None:
+    """Ctrl-C reaches both processes, and only a second one may interrupt at once."""
+
+    def drive() -> str:
+        for pid in (os.getppid(), os.getpid(), os.getpid()):
+            os.kill(pid, signal.SIGINT)
+        until(stop)
+        time.sleep(0.1)
+        return "in order"
+
+    assert supervised(drive, stop) == "in order"
+    assert stop.number == signal.SIGINT
+
+
+def test_a_driver_that_a_stop_of_the_whole_service_killed_was_stopped(stop: StopFlag) -> None:
+    def drive() -> None:
+        os.kill(os.getppid(), signal.SIGTERM)
+        until(stop)
+        os._exit(15)
+
+    with pytest.raises(Stopped):
+        supervised(drive, stop)
+
+
+def test_a_second_interrupt_ends_the_driver_at_once(stop: StopFlag) -> None:
+    read, write = os.pipe()
+
+    def drive() -> None:
+        os.write(write, str(os.getpid()).encode())
+        for _ in range(2):
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(0.3)
+        time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt):
+        supervised(drive, stop)
+    assert not alive(int(os.read(read, 20)))
+    os.close(read)
+    os.close(write)
+
+
+def test_before_anything_is_submitted_the_first_signal_interrupts_and_later_ones_do_not(stop: StopFlag) -> None:
+    stop.polls = False
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
+    for number in SIGNALS:
+        os.kill(os.getpid(), number)
+    assert stop.number == signal.SIGTERM
+
+
+def test_what_a_driver_starts_does_not_inherit_its_deafness(stop: StopFlag) -> None:
+    def drive() -> tuple[bool, bool]:
+        deaf()
+        ignored = any(signal.getsignal(number) is signal.SIG_IGN for number in SIGNALS)
+        return ignored, bool(signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(SIGNALS))
+
+    assert supervised(drive, stop) == (False, False)
