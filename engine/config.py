@@ -23,7 +23,7 @@ AUTO_DEVICE = "sim"
 CONFIG_NAMES = frozenset(
     {
         *("weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk"),
-        *("kv_capacity", "kv_layout", "kv_min_bucket", "prefix_reuse"),
+        *("kv_capacity", "kv_layout", "kv_min_bucket", "prefix_reuse", "batch"),
     }
 )
 """Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
@@ -44,6 +44,7 @@ class EngineConfig:
     (None: the device's own). A sequence's KV cache starts in the smallest bucket that holds it, a power of two from
     `kv_min_bucket` tokens, and grows through larger ones up to `kv_capacity` tokens (None: as the run needs).
     With `prefix_reuse` a generation keeps what its prompt shares with the positions cached before it.
+    `batch` sequences run side by side, each with one of the request's prompts in turn (None: one a prompt).
     """
 
     weight_budget: int | str | None = None
@@ -56,11 +57,12 @@ class EngineConfig:
     kv_layout: str = "seq-major"
     kv_min_bucket: int = LEAST_BUCKET_TOKENS
     prefix_reuse: bool = False
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run, as the parent or the command line asks for it."""
+    """One run, as the parent or the command line asks for it. A batch has further prompts, of any lengths."""
 
     model: Path
     prompt_ids: tuple[int, ...]
@@ -75,6 +77,13 @@ class RunRequest:
     config: EngineConfig = EngineConfig()
     given: frozenset[str] = field(default=frozenset())
     """Names of `config` that the request itself set; the rest are defaults."""
+    further_prompts: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        """The prompt of each sequence: those given, from the first again where the batch has more sequences."""
+        given = (self.prompt_ids, *self.further_prompts)
+        return tuple(given[sequence % len(given)] for sequence in range(self.config.batch or len(given)))
 
 
 def check(config: Mapping[str, Any]) -> EngineConfig:
@@ -90,7 +99,7 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
         parse_share(made.weight_budget)
     elif made.weight_budget is not None and not _is_whole(made.weight_budget):
         raise BadRequest(f"weight_budget is {made.weight_budget!r}", _BUDGET_REMEDY)
-    for name in ("vram_limit", "granule", "prefill_chunk", "kv_capacity", "kv_min_bucket"):
+    for name in ("vram_limit", "granule", "prefill_chunk", "kv_capacity", "kv_min_bucket", "batch"):
         value = getattr(made, name)
         if not _is_whole(value) and (value is not None or name in ("prefill_chunk", "kv_min_bucket")):
             raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number above zero")
@@ -148,10 +157,23 @@ def parse_request(document: object) -> RunRequest:
     ids = body.pop("prompt_ids")
     if not isinstance(ids, list):
         raise BadRequest(f"prompt_ids is {ids!r}", "give a list of token ids")
+    further = body.pop("further_prompts", [])
+    if not isinstance(further, list) or not all(isinstance(prompt, list) for prompt in further):
+        raise BadRequest(f"further_prompts is {further!r}", "give a list of prompts, each a list of token ids")
     request = RunRequest(
-        model=Path(model), prompt_ids=check_ids(ids), config=check(config), given=frozenset(config), **body
+        model=Path(model),
+        prompt_ids=check_ids(ids),
+        further_prompts=tuple(check_ids(prompt) for prompt in further),
+        config=check(config),
+        given=frozenset(config),
+        **body,
     )
     _check_scalars(request)
+    batch = request.config.batch
+    if batch is not None and batch < 1 + len(further):
+        raise BadRequest(
+            f"batch is {batch} and there are {1 + len(further)} prompts", "give a prompt a sequence at most"
+        )
     return request
 
 

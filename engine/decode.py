@@ -1,9 +1,12 @@
-"""Run plans on a device: bind steps to addresses, page weights in, capture and replay the one-token step."""
+"""Run plans on a device: bind steps to addresses, page weights in, capture and replay the one-token step.
+
+A batch runs as one: each step touches its keys once and is launched once, for all sequences. What a sequence computes
+is what it would compute alone, bit for bit: the device gives its kernel that sequence's own length and memory.
+"""
 
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.batch import (
+    AHEAD_OFFSET,
+    CHOICE,
+    CONTROL_OFFSETS,
+    GAP_OFFSET,
+    IDS_OFFSET,
+    Prompts,
+    control,
+    parts,
+    states,
+    workspace,
+)
 from engine.capture import CapturePlan, cut
 from engine.counters import Tally
 from engine.device.base import CONTROL, Device, Launch, Placed, Recorded
@@ -24,10 +39,6 @@ from engine.prefix import check_no_states, nothing_cached
 _UNSTEADY_STEPS = 2
 """One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
 
-_GAP_BYTES, _LENGTH_BYTES, _ID_BYTES = 8, 8, 8
-"""The control block: length, then gap and ahead (four bytes each), then ids; so one copy brings gap and token."""
-_AHEAD_OFFSET = _LENGTH_BYTES + 4
-
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
@@ -37,13 +48,8 @@ class Emitted:
     gap: float
 
 
-def control_bytes(rows: int) -> int:
-    """Bytes of the control block for prompt chunks of at most `rows` tokens."""
-    return _LENGTH_BYTES + _GAP_BYTES + _ID_BYTES * rows
-
-
 class Decoder:
-    """One sequence on one device. `plans` maps rows to a plan; 1 is the decode step."""
+    """The sequences of a KV cache on one device. `plans` maps rows to a plan; 1 is the decode step."""
 
     def __init__(
         self,
@@ -61,17 +67,23 @@ class Decoder:
         self._pager = pager
         self._kv = kv
         self._tally = tally
-        self._length = 0
-        self._cached = nothing_cached(plans[1])
-        self._next = 0  # the id that stands on the device and goes in next
-        self._control = device.alloc(control_bytes(max(plans)), CONTROL)
-        self._workspace = device.alloc(max(p.workspace_bytes for p in plans.values()), "workspace")
+        self._all = tuple(range(kv.sequences))
+        self._live = set(self._all)
+        self._lengths = [0] * kv.sequences
+        self._cached = [nothing_cached(plans[1]) for _ in self._all]
+        self._next = [0] * kv.sequences  # the ids that stand on the device and go in next
+        self._blocks = control(max(plans), kv.sequences)
+        self._control = device.alloc(self._blocks.total_bytes, CONTROL)
+        self._spaces = workspace(plans, kv.sequences)
+        self._workspace = device.alloc(self._spaces.total_bytes, "workspace")
         constants = {c.name: c for plan in plans.values() for c in plan.constants}
         self._constants = {name: device.alloc(c.nbytes, f"constant {name}") for name, c in constants.items()}
         for name, constant in constants.items():
             device.copy_in(self._constants[name], constant.data)
-        self._launches: dict[tuple[int, int, tuple[int, ...]], Launch] = {}
-        self._states = [device.alloc(s.nbytes, f"state {s.name}") for s in plans[1].states]
+        self._launches: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], Launch] = {}
+        self._spreads = states(plans, kv.sequences)
+        named = zip(self._spreads, plans[1].states, strict=True)
+        self._states = [device.alloc(spread.total_bytes, f"state {s.name}") for spread, s in named]
         self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
         self.capture_plan: CapturePlan | None = cut(plans[1], pager.steady) if capture else None
         self._warm = False
@@ -82,82 +94,92 @@ class Decoder:
             tally.set("seam_nodes", len(self.capture_plan.seams))
 
     def reset(self) -> None:
-        """Begin a new sequence: no position is cached."""
+        """Begin new sequences: no position is cached, and all of them count."""
         self._kv.restart()
-        self._cached.ids.clear()
-        self._length = 0
-        self._device.copy_in(self._control, np.zeros(1, np.int64))
-        self._device.copy_in(self._control + _AHEAD_OFFSET, np.zeros(1, np.int32))
-        for address, state in zip(self._states, self._plans[1].states, strict=True):
-            self._device.fill(address, state.nbytes, 0)
+        self._live = set(self._all)
+        self._lengths = [0] * len(self._all)
+        for cached in self._cached:
+            cached.ids.clear()
+        for block in self._control_blocks(self._all):
+            self._device.copy_in(block, np.zeros(1, np.int64))
+            self._device.copy_in(block + AHEAD_OFFSET, np.zeros(1, np.int32))
+        for address, spread in zip(self._states, self._spreads, strict=True):
+            self._device.fill(address, spread.total_bytes, 0)
 
-    def begin(self, prompt: Sequence[int], *, reuse: bool) -> int:
-        """Begin a prompt, anew or from what it shares with the cached positions; how many of them it keeps."""
-        kept = self._cached.shared(prompt) if reuse else 0
-        if kept:
-            self._keep(kept)
+    def begin(self, prompts: Prompts, *, reuse: bool) -> list[int]:
+        """Begin prompts, anew or from what each shares with its cached positions; how many of them each keeps."""
+        kept = [c.shared(prompt) if reuse else 0 for c, prompt in zip(self._cached, prompts, strict=True)]
+        if any(kept):
+            self._live = set(self._all)
+            for sequence, tokens in enumerate(kept):
+                self._keep(sequence, tokens)
         else:
             self.reset()
-        self._tally.add("prefix_hit_tokens", kept)
-        self._tally.add("prefix_hit_bytes", kept * self._kv.geometry.bytes_per_token)
+        self._tally.add("prefix_hit_tokens", sum(kept))
+        self._tally.add("prefix_hit_bytes", sum(kept) * self._kv.geometry.bytes_per_token)
         return kept
 
-    def rewind(self, tokens: int) -> None:
-        """Keep the first `tokens` cached positions and go on from there; graphs hold, since nothing moves.
+    def rewind(self, tokens: int, sequence: int = 0) -> None:
+        """Keep a sequence's first `tokens` cached positions and go on from there; graphs hold, since nothing moves.
 
         Raises BadRequest where a recurrent or convolution state would have to go back too, or a prompt's rotary table.
         """
-        self._cached.check_rewind(tokens)
-        self._keep(tokens)
+        self._cached[sequence].check_rewind(tokens)
+        self._keep(sequence, tokens)
 
-    def _keep(self, tokens: int) -> None:
-        if tokens == self._length:
+    def _keep(self, sequence: int, tokens: int) -> None:
+        if tokens == self._lengths[sequence]:
             return
         check_no_states(self._plans[1])
-        self._kv.forget(tokens, self._length)
-        self._length = tokens
-        del self._cached.ids[tokens:]
-        self._device.copy_in(self._control, np.asarray([tokens], np.int64))
+        self._kv.forget(sequence, tokens, self._lengths[sequence])
+        self._lengths[sequence] = tokens
+        del self._cached[sequence].ids[tokens:]
+        self._device.copy_in(self._control_blocks([sequence])[0], np.asarray([tokens], np.int64))
 
-    def prefill(self, ids: Sequence[int], chunk: int) -> Emitted:
-        """Feed a prompt in chunks of at most `chunk` tokens; the token that follows it.
+    def prefill(self, prompts: Prompts, chunk: int) -> list[Emitted]:
+        """Feed a prompt to each sequence in chunks of at most `chunk` tokens; the token that follows each.
 
-        The cache starts in the whole prompt's bucket, so that chunks cause no growth.
+        The cache starts in the longest prompt's bucket, so that chunks cause no growth.
         """
-        self._make_room(len(ids))
-        if not self._length:
-            self._cached.begin(len(ids))
-        emitted = None
-        for start in range(0, len(ids), chunk):
-            part = ids[start : start + chunk]
-            ahead = np.asarray([len(ids) - start - len(part)], np.int32)
-            self._device.copy_in(self._control + _AHEAD_OFFSET, ahead)
-            self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray(part, np.int64))
-            emitted = self._forward(part)
-        assert emitted is not None, "an empty prompt was refused before"
-        return emitted
+        assert len(prompts) == len(self._all) and all(prompts), "an empty prompt was refused before"
+        self._make_room([n + len(prompt) for n, prompt in zip(self._lengths, prompts, strict=True)])
+        for cached, length, prompt in zip(self._cached, self._lengths, prompts, strict=True):
+            if not length:
+                cached.begin(len(prompt))
+        emitted: dict[int, Emitted] = {}
+        for part in parts(prompts, chunk):
+            for block, ids, ahead in zip(self._control_blocks(part.sequences), part.ids, part.ahead, strict=True):
+                self._device.copy_in(block + AHEAD_OFFSET, np.asarray([ahead], np.int32))
+                self._device.copy_in(block + IDS_OFFSET, np.asarray(ids, np.int64))
+            emitted |= self._forward(part.ids, part.sequences)
+        return [emitted[s] for s in self._all]
 
-    def step(self) -> Emitted:
-        """Feed the token that was chosen last, which stands on the device; the one that follows it."""
-        return self._forward([self._next])
+    def step(self) -> list[Emitted]:
+        """Feed each sequence the token chosen last, which stands on the device; the ones that follow.
 
-    def feed(self, token: int) -> None:
-        """Put another token in place of the one that was chosen last."""
-        self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray([token], np.int64))
-        self._next = token
+        A sequence that was stopped goes on beside the others, and nothing that it gives means anything.
+        """
+        return list(self._forward([[token] for token in self._next], self._all).values())
 
-    def force(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Feed given ids in one call, by the plan of so many rows; the logits it leaves, float32 [rows, vocabulary].
+    def stop(self, sequence: int) -> None:
+        """A sequence is at its end: from here on its numbers, finite or not, are nobody's."""
+        self._live.discard(sequence)
+
+    def feed(self, tokens: Sequence[int]) -> None:
+        """Put another token in place of the one that each sequence chose last."""
+        for block, token in zip(self._control_blocks(self._all), tokens, strict=True):
+            self._device.copy_in(block + IDS_OFFSET, np.asarray([token], np.int64))
+        self._next = list(tokens)
+
+    def logits(self, rows: int, sequence: int = 0) -> NDArray[np.float32]:
+        """What a sequence's last forward pass, one of `rows` rows, left: float32 [rows, vocabulary].
 
         Rows are all of the call's where the plan keeps them, else the last one.
         """
-        self._device.copy_in(self._control + _LENGTH_BYTES + _GAP_BYTES, np.asarray(ids, np.int64))
-        if not self._length:
-            self._cached.begin(len(ids))
-        self._forward(ids)
-        plan = self._plans[len(ids)]
+        plan = self._plans[rows]
         ref = plan.logits
-        address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
+        start = self._workspace + sequence * self._spaces.stride
+        address = start + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
         raw = self._device.copy_out(address, stored_bytes(ref.dtype, math.prod(ref.shape)))
         return np.frombuffer(raw, DTYPES[ref.dtype]).reshape(-1, ref.shape[-1]).astype(np.float32)
 
@@ -166,31 +188,29 @@ class Decoder:
         for address in (self._control, self._workspace, *self._constants.values(), *self._states):
             self._device.free(address)
 
-    def _forward(self, ids: Sequence[int]) -> Emitted:
-        """One pass over ids that stand on the device."""
-        rows = len(ids)
+    def _forward(self, ids: Prompts, sequences: tuple[int, ...]) -> dict[int, Emitted]:
+        """One pass over ids that stand on the device, as many for each of these sequences.
+
+        One token for all of them is what a graph is made of.
+        """
+        rows = len(ids[0])
         plan = self._plans[rows]
-        self._make_room(rows)
+        self._make_room([n + rows * (s in sequences) for s, n in enumerate(self._lengths)])
         before = self._device.tally.read()
-        if rows == 1:
+        decodes = rows == 1 and sequences == self._all
+        if decodes:
             self._one_token(plan)
         else:
-            self._eager(plan, plan.steps)
-        self._length += rows
-        self._cached.ids.extend(ids)
-        self._account(plan, before)
-        raw = self._device.copy_out(self._control + _LENGTH_BYTES, _GAP_BYTES + _ID_BYTES)
-        gap, token = struct.unpack("<f4xq", raw)
-        if math.isnan(gap):
-            raise NonFiniteLogits(
-                f"logits at position {self._length - 1} are not finite", "the run's tokens cannot be used"
-            )
-        self._next = token
-        return Emitted(token, gap)
+            self._eager(plan, plan.steps, sequences)
+        for sequence, fed in zip(sequences, ids, strict=True):
+            self._lengths[sequence] += rows
+            self._cached[sequence].ids.extend(fed)
+        self._account(plan, before, len(sequences), decodes=decodes)
+        return self._emitted(sequences)
 
-    def _make_room(self, rows: int) -> None:
-        """Have the cache hold `rows` positions more; where it moved, what had its addresses baked in is void."""
-        growth = self._kv.ensure(self._length + rows, kept=self._length)
+    def _make_room(self, positions: Sequence[int]) -> None:
+        """Have the cache hold so many positions of each sequence; where it moved, what had its addresses is void."""
+        growth = self._kv.ensure(positions, kept=self._lengths)
         if growth == "moved":
             self._launches.clear()
             self._warm = False  # other strides are another signature: run eagerly once before it is recorded
@@ -198,15 +218,33 @@ class Decoder:
                 self._recorded = None
                 self._tally.add("invalidations")
                 self._tally_nodes()
-        elif growth == "kept" and self._length and self._recorded is not None:
+        elif growth == "kept" and any(self._lengths) and self._recorded is not None:
             self._tally.add("growth_keeps")
 
-    def _account(self, plan: Plan, before: Mapping[str, int | float]) -> None:
+    def _emitted(self, sequences: tuple[int, ...]) -> dict[int, Emitted]:
+        """What each sequence chose, in one copy. Raises NonFiniteLogits for one that has not stopped."""
+        first, stride = sequences[0], self._blocks.stride
+        nbytes = (sequences[-1] - first) * stride + CHOICE.size
+        raw = self._device.copy_out(self._control + first * stride + GAP_OFFSET, nbytes)
+        emitted = {}
+        for sequence in sequences:
+            gap, token = CHOICE.unpack_from(raw, (sequence - first) * stride)
+            if math.isnan(gap) and sequence in self._live:
+                of = f" of sequence {sequence}" if len(self._all) > 1 else ""
+                raise NonFiniteLogits(
+                    f"logits{of} at position {self._lengths[sequence] - 1} are not finite",
+                    "the run's tokens cannot be used",
+                )
+            self._next[sequence] = token
+            emitted[sequence] = Emitted(token, gap)
+        return emitted
+
+    def _account(self, plan: Plan, before: Mapping[str, int | float], sequences: int, *, decodes: bool) -> None:
         self._tally.add("forward_steps")
         self._tally.add("touches", plan.touches)
-        self._tally.add("gather_bytes", plan.gather_bytes)
+        self._tally.add("gather_bytes", plan.gather_bytes * sequences)
         after = self._device.tally.read()
-        if plan.rows == 1:
+        if decodes:
             steady = self._tally.read().get("decode_steps", 0) >= _UNSTEADY_STEPS
             self._tally.add("decode_steps")
             self._device.tally.set("step_kernels", int(after["kernel_runs"] - before.get("kernel_runs", 0)))
@@ -218,12 +256,12 @@ class Decoder:
     def _one_token(self, plan: Plan) -> None:
         """Warm, record or replay."""
         if self.capture_plan is None:
-            self._eager(plan, plan.steps)
+            self._eager(plan, plan.steps, self._all)
         elif not self.capture_plan.captured:
-            self._eager(plan, plan.steps)
+            self._eager(plan, plan.steps, self._all)
             self._tally.add("fallbacks")
         elif not self._warm:
-            self._eager(plan, plan.steps)
+            self._eager(plan, plan.steps, self._all)
             self._warm = True
             self._tally.add("warm_steps")
         elif self._recorded is None:
@@ -237,10 +275,10 @@ class Decoder:
         recorded: list[Recorded | None] = []
         for segment in capture.segments:
             if not segment.captured:
-                self._eager(plan, segment.steps)
+                self._eager(plan, segment.steps, self._all)
                 recorded.append(None)
                 continue
-            launches = [self._bind(plan, s, tuple(self._pager.touch(k) for k in s.keys)) for s in segment.steps]
+            launches = [self._bind(plan, s, self._touch(s), self._all) for s in segment.steps]
             self._device.begin_capture()
             for launch in launches:
                 self._device.launch(launch)
@@ -254,29 +292,37 @@ class Decoder:
     def _replay(self, plan: Plan, capture: CapturePlan, recorded: list[Recorded | None]) -> None:
         for segment, graph in zip(capture.segments, recorded, strict=True):
             if graph is None:
-                self._eager(plan, segment.steps)
+                self._eager(plan, segment.steps, self._all)
                 continue
             for key in segment.keys:  # steady keys keep their addresses, so the baked ones hold
                 self._pager.touch(key)
             self._device.replay(graph)
             self._pager.release()
 
-    def _eager(self, plan: Plan, steps: Sequence[Step]) -> None:
+    def _eager(self, plan: Plan, steps: Sequence[Step], sequences: tuple[int, ...]) -> None:
         for step in steps:
-            self._device.launch(self._bind(plan, step, tuple(self._pager.touch(k) for k in step.keys)))
+            self._device.launch(self._bind(plan, step, self._touch(step), sequences))
             self._pager.release()
+
+    def _touch(self, step: Step) -> tuple[int, ...]:
+        """The addresses of a step's keys, brought in once however many sequences read them."""
+        return tuple(self._pager.touch(k) for k in step.keys)
+
+    def _control_blocks(self, sequences: Sequence[int]) -> list[int]:
+        """Where the control blocks of these sequences start."""
+        return [self._control + sequence * self._blocks.stride for sequence in sequences]
 
     def _tally_nodes(self) -> None:
         nodes = sum(g.nodes for g in self._recorded or () if g is not None)
         self._device.tally.set("graph_nodes", nodes)
 
-    def _bind(self, plan: Plan, step: Step, keys: tuple[int, ...]) -> Launch:
-        """A step at its addresses; the same step at the same addresses is one launch."""
-        name = (plan.rows, step.index, keys)
+    def _bind(self, plan: Plan, step: Step, keys: tuple[int, ...], sequences: tuple[int, ...]) -> Launch:
+        """A step at its addresses; the same step at the same addresses for the same sequences is one launch."""
+        name = (plan.rows, step.index, keys, sequences)
         launch = self._launches.get(name)
         if launch is None:
             places = iter(keys)
-            launch = Launch(step, tuple(self._place(plan, o, places) for o in step.operands))
+            launch = Launch(step, tuple(self._place(plan, o, places) for o in step.operands), sequences)
             self._launches[name] = launch
         return launch
 
@@ -288,22 +334,17 @@ class Decoder:
                 return Placed(operand, next(keys), nbytes)
             case "buffer":
                 address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
-                return Placed(operand, address, nbytes)
+                return Placed(operand, address, nbytes, stride=self._spaces.stride)
             case "state":
-                return Placed(operand, self._states[ref.index], nbytes)
+                return Placed(operand, self._states[ref.index], nbytes, stride=self._spreads[ref.index].stride)
             case "constant":
                 return Placed(operand, self._constants[ref.name], nbytes)
             case "kv_key" | "kv_value":
                 placement = self._kv.placement
                 address = self._kv.address(ref.index, "key" if ref.kind == "kv_key" else "value")
-                return Placed(operand, address, placement.nbytes, placement=placement)
+                return Placed(operand, address, placement.nbytes, placement=placement, stride=self._kv.stride)
             case "host":
                 return Placed(operand, 0, nbytes, self._host[ref.name])
             case "control":
-                offsets = {
-                    "length": 0,
-                    "gap": _LENGTH_BYTES,
-                    "ahead": _AHEAD_OFFSET,
-                    "ids": _LENGTH_BYTES + _GAP_BYTES,
-                }
-                return Placed(operand, self._control + offsets[ref.name], nbytes)
+                address = self._control + CONTROL_OFFSETS[ref.name]
+                return Placed(operand, address, nbytes, stride=self._blocks.stride)

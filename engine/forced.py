@@ -34,8 +34,12 @@ def force(graph: Graph, request: RunRequest, forced: Sequence[int], *, wide: boo
     plans = {1: lower(graph, 1), len(prompt): lower(graph, len(prompt), all_logits=True)}
     setup = set_up(request, make_device(request), graph, plans, Tally())
     setup.decoder.reset()
-    rows = [setup.decoder.force(prompt)]
-    rows += [setup.decoder.force([token]) for token in forced]
+    setup.decoder.prefill([prompt], len(prompt))
+    rows = [setup.decoder.logits(len(prompt))]
+    for token in forced:
+        setup.decoder.feed([token])
+        setup.decoder.step()
+        rows.append(setup.decoder.logits(1))
     close(setup, {})
     made = np.concatenate(rows)
     bad = np.flatnonzero(~np.isfinite(made).all(axis=1))

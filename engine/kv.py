@@ -1,13 +1,14 @@
-"""The KV cache of one sequence: addresses for a bucket of positions, granules committed as positions come in.
+"""The KV cache of a batch: for each sequence addresses for a bucket of positions, granules as its positions come in.
 
-A sequence starts in the bucket of its length and grows through them. Seq-major reserves the largest bucket at once, so
-growth maps granules behind the last one: nothing moves, captured graphs stay good. Head-major has heads a capacity
-apart, so growth means new ranges, a copy on the device, and graphs that no longer hold.
+The sequences share one bucket, the longest one's, and lie a fixed stride apart. They start in the bucket of that length
+and grow through them. Seq-major reserves the largest bucket at once, so growth maps granules behind the last one:
+nothing moves, captured graphs stay good. Head-major has heads a capacity apart, so growth means new ranges, a copy on
+the device, and graphs that no longer hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from engine.counters import Tally
@@ -20,9 +21,12 @@ from engine.plan import KvGeometry
 Growth = Literal["none", "kept", "moved"]
 """What `ensure` did to addresses: same bucket; larger bucket at the same addresses; everything lies elsewhere now."""
 
+_Granules = tuple[tuple[int, ...], ...]
+"""Numbers of granules, sequence by sequence, each from the start of its own part."""
+
 
 class KvCache:
-    """Keys and values of every layer, in one layout."""
+    """Keys and values of every layer and sequence, in one layout."""
 
     def __init__(
         self,
@@ -33,6 +37,7 @@ class KvCache:
         ledger: Ledger,
         pool: Pool,
         tally: Tally,
+        sequences: int = 1,
     ) -> None:
         self._device = device
         self._ledger = ledger
@@ -40,33 +45,40 @@ class KvCache:
         self._tally = tally
         self._moves = layout == "head-major"
         self.geometry = geometry
+        self.sequences = sequences
         self.buckets = buckets
         self.capacity = 0  # of the bucket: none before the first position
         self._new = True  # no position is in: the next one decides the bucket
         self.placement = Placement(geometry, layout, 0 if self._moves else buckets.most)
         self._ranges: tuple[int, ...] = () if self._moves else self._reserve(self.placement)
-        self._committed: tuple[int, ...] = ()  # granules of each range
+        self._committed: _Granules = ((),) * sequences
+
+    @property
+    def stride(self) -> int:
+        """Bytes from a sequence's part of a range to the next one's: whole granules."""
+        return self._apart(self.placement)
 
     def address(self, layer: int, what: str) -> int:
-        """Where a layer's keys ("key") or values ("value") start."""
+        """Where a layer's keys ("key") or values ("value") of sequence 0 start."""
         return self._ranges[2 * layer + (what == "value")]
 
     def restart(self) -> None:
-        """Begin a new sequence: it starts in the bucket of its own length. Nothing is given back before that."""
+        """Begin new sequences: they start in the bucket of their own length. Nothing is given back before that."""
         self._new = True
 
-    def ensure(self, tokens: int, kept: int) -> Growth:
-        """Have `tokens` positions mapped, the first `kept` of them with what they hold now.
+    def ensure(self, tokens: Sequence[int], kept: Sequence[int]) -> Growth:
+        """Have `tokens` positions of each sequence mapped, the first `kept` of them with what they hold now.
 
         A sequence never shrinks. Raises Refused where the limit has no room, OutOfMemory where the device has none;
         whatever was to be kept is then as it was.
         """
-        if tokens > self.buckets.most:
+        longest = max(tokens)
+        if longest > self.buckets.most:
             raise Refused(
-                f"the KV cache has addresses for {self.buckets.most} positions, {tokens} are needed",
+                f"the KV cache has addresses for {self.buckets.most} positions, {longest} are needed",
                 "raise kv_capacity",
             )
-        bucket = self.buckets.of(tokens)
+        bucket = self.buckets.of(longest)
         wanted = bucket if self._new else max(bucket, self.capacity)
         grows = wanted != self.capacity
         if grows and self._moves:
@@ -76,69 +88,87 @@ class KvCache:
         self.capacity, self._new = wanted, False
         if not grows:
             return "none"
-        self._tally.add("kv_growths", 1 if kept else 0)
+        self._tally.add("kv_growths", 1 if any(kept) else 0)
         return "moved" if self._moves else "kept"
 
-    def forget(self, first: int, end: int) -> None:
-        """Positions `first` to `end` (not included) are dead: whoever still reads them is found out."""
+    def forget(self, sequence: int, first: int, end: int) -> None:
+        """Positions `first` to `end` (not included) of a sequence are dead: whoever still reads them is found out."""
         for start in self._ranges:
             for low, high in self.placement.windows(first, end):
-                self._device.poison(start + low, high - low)
+                self._device.poison(start + sequence * self.stride + low, high - low)
 
     def close(self) -> None:
         """Unmap everything and give the addresses back."""
-        self._drop(self._ranges, self._committed)
-        self._ranges, self._committed, self.capacity = (), (), 0
+        self._drop(self._ranges, self.stride, self._committed)
+        self._ranges, self._committed, self.capacity = (), ((),) * self.sequences, 0
 
-    def _extend(self, tokens: int) -> None:
-        """Map what `tokens` positions touch and is not mapped yet."""
-        known = set(self._committed)
-        fresh = [g for g in self.placement.granules(tokens, self._device.granule_bytes) if g not in known]
-        self._check_room(len(self._ranges) * len(fresh), 0, tokens, self.placement.capacity)
-        self._map(self._ranges, fresh)
-        self._committed += tuple(fresh)
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """Map what `tokens` positions of each sequence touch and is not mapped yet."""
+        fresh: list[tuple[int, ...]] = []
+        for committed, wanted in zip(self._committed, self._granules(self.placement, tokens), strict=True):
+            known = set(committed)
+            fresh.append(tuple(g for g in wanted if g not in known))
+        self._check_room(len(self._ranges) * sum(map(len, fresh)), 0, tokens, self.placement.capacity)
+        self._map(self._ranges, self.stride, tuple(fresh))
+        self._committed = tuple(old + new for old, new in zip(self._committed, fresh, strict=True))
 
-    def _move(self, to: Placement, tokens: int, kept: int) -> None:
+    def _move(self, to: Placement, tokens: Sequence[int], kept: Sequence[int]) -> None:
         """Take new ranges, copy what is kept, give the old ones back; in between both are mapped, and charged."""
-        granules = to.granules(tokens, self._device.granule_bytes)
-        freed = 0 if kept else len(self._ranges) * len(self._committed)
-        self._check_room(2 * self.geometry.layers * len(granules), freed, tokens, to.capacity)
-        if not kept:  # nothing to copy, so old and new need not stand side by side
+        granules = self._granules(to, tokens)
+        freed = 0 if any(kept) else len(self._ranges) * sum(map(len, self._committed))
+        self._check_room(2 * self.geometry.layers * sum(map(len, granules)), freed, tokens, to.capacity)
+        if not any(kept):  # nothing to copy, so old and new need not stand side by side
             self.close()
-        ranges = self._reserve(to)
+        ranges, apart = self._reserve(to), self._apart(to)
         try:
-            self._map(ranges, granules)
+            self._map(ranges, apart, granules)
         except EngineError:
-            self._drop(ranges, ())
+            self._drop(ranges, apart, ())
             raise
         for source, target in zip(self._ranges, ranges, strict=False):  # a new sequence has none to copy from
-            for here, there in zip(self.placement.windows(0, kept), to.windows(0, kept), strict=True):
-                self._device.copy_within(target + there[0], source + here[0], here[1] - here[0])
-        self._tally.add("kv_growth_dtod_bytes", growth_copy_bytes(self.geometry, kept))
-        self._drop(self._ranges, self._committed)
+            for sequence, cached in enumerate(kept):
+                old, new = source + sequence * self.stride, target + sequence * apart
+                for here, there in zip(self.placement.windows(0, cached), to.windows(0, cached), strict=True):
+                    self._device.copy_within(new + there[0], old + here[0], here[1] - here[0])
+        self._tally.add("kv_growth_dtod_bytes", growth_copy_bytes(self.geometry, sum(kept)))
+        self._drop(self._ranges, self.stride, self._committed)
         self.placement, self._ranges, self._committed = to, ranges, granules
 
-    def _reserve(self, placement: Placement) -> tuple[int, ...]:
-        """Addresses for every layer's keys and values, in turns."""
-        return tuple(self._device.reserve(placement.nbytes) for _ in range(2 * self.geometry.layers))
+    def _granules(self, placement: Placement, tokens: Sequence[int]) -> _Granules:
+        """What `tokens` positions of each sequence touch."""
+        return tuple(placement.granules(n, self._device.granule_bytes) for n in tokens)
 
-    def _check_room(self, granules: int, freed: int, tokens: int, capacity: int) -> None:
+    def _apart(self, placement: Placement) -> int:
+        granule = self._device.granule_bytes
+        return -(-placement.nbytes // granule) * granule
+
+    def _reserve(self, placement: Placement) -> tuple[int, ...]:
+        """Addresses for every layer's keys and values, in turns, of all sequences."""
+        nbytes = self._apart(placement) * (self.sequences - 1) + placement.nbytes
+        return tuple(self._device.reserve(nbytes) for _ in range(2 * self.geometry.layers))
+
+    def _check_room(self, granules: int, freed: int, tokens: Sequence[int], capacity: int) -> None:
         needed = (granules - freed) * self._device.granule_bytes
         room = self._ledger.room_bytes
         if room is not None and needed > room:
+            positions = " + ".join(map(str, tokens))
             raise Refused(
-                f"the KV cache needs {needed} bytes more for {tokens} positions in a bucket of {capacity}, "
+                f"the KV cache needs {needed} bytes more for {positions} positions in a bucket of {capacity}, "
                 f"{room} bytes are left under the vram limit",
                 f"raise the limit by at least {needed - room} bytes",
             )
 
-    def _map(self, ranges: Sequence[int], granules: Sequence[int]) -> None:
+    def _addresses(self, start: int, apart: int, granules: _Granules) -> Iterator[int]:
+        """Where granules of each sequence lie, in a range that starts there."""
+        for sequence, numbers in enumerate(granules):
+            yield from (start + sequence * apart + number * self._device.granule_bytes for number in numbers)
+
+    def _map(self, ranges: Sequence[int], apart: int, granules: _Granules) -> None:
         """Map these granules of each range, or none of them."""
         mapped: list[int] = []
         try:
             for start in ranges:
-                for number in granules:
-                    address = start + number * self._device.granule_bytes
+                for address in self._addresses(start, apart, granules):
                     self._device.map(address, self._pool.take())
                     self._ledger.charge("kv")
                     mapped.append(address)
@@ -151,7 +181,7 @@ class KvCache:
             self._pool.give(self._device.unmap(address))
             self._ledger.refund("kv")
 
-    def _drop(self, ranges: Sequence[int], granules: Sequence[int]) -> None:
+    def _drop(self, ranges: Sequence[int], apart: int, granules: _Granules) -> None:
         for start in ranges:
-            self._unmap(start + number * self._device.granule_bytes for number in granules)
+            self._unmap(self._addresses(start, apart, granules))
             self._device.unreserve(start)

@@ -81,7 +81,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the cache of a sequence will have done when its last position is in."""
+    """What the cache will have done when the last position is in."""
 
     committed_bytes: int
     peak_bytes: int
@@ -91,9 +91,21 @@ class Forecast:
 
 
 def forecast(
-    geometry: KvGeometry, layout: str, buckets: Buckets, lengths: Sequence[int], granule_bytes: int
+    geometry: KvGeometry,
+    layout: str,
+    buckets: Buckets,
+    lengths: Sequence[int],
+    granule_bytes: int,
+    behind: Sequence[int] = (0,),
 ) -> Forecast:
-    """Of a sequence whose cache is asked for `lengths` positions, in that order, none fewer than before."""
+    """Of a sequence whose cache is asked for `lengths` positions, in that order, none fewer than before.
+
+    Of a batch that is the longest sequence, and `behind` says how many positions fewer each one has.
+    """
+
+    def committed(placement: Placement, tokens: int) -> int:
+        return sum(placement.committed_bytes(tokens - less, granule_bytes) for less in behind)
+
     here = Placement(geometry, layout, buckets.of(lengths[0]))
     length = growths = copied = peak = 0
     for wanted in lengths:
@@ -101,12 +113,11 @@ def forecast(
             before, here = here, Placement(geometry, layout, buckets.of(wanted))
             growths += 1
             if layout == "head-major":
-                copied += length
-                both = (before.committed_bytes(length, granule_bytes), here.committed_bytes(wanted, granule_bytes))
-                peak = max(peak, sum(both))
+                copied += sum(length - less for less in behind)
+                peak = max(peak, committed(before, length) + committed(here, wanted))
         length = wanted
-    committed = here.committed_bytes(length, granule_bytes)
-    return Forecast(committed, max(peak, committed), growths, copied)
+    left = committed(here, length)
+    return Forecast(left, max(peak, left), growths, copied)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,46 +4,31 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import engine
+from engine.batch import Prompts, chunk_rows, fixed_bytes
 from engine.bind import lower
 from engine.config import AUTO_DEVICE, RunRequest, parse_share
-from engine.counters import COUNTERS, PHASES, Tally
-from engine.decode import Decoder, Emitted, control_bytes
+from engine.counters import COUNTERS, Tally
+from engine.decode import Decoder
 from engine.device.base import Device
 from engine.device.plan_only import PlanDevice
 from engine.device.sim import SimDevice
 from engine.equations import Equation, Sums, evaluate
 from engine.errors import BadRequest, EngineError, OutOfMemory, Refused
+from engine.generate import Clock, Progress, emitted_tokens, generate
 from engine.graph import Graph
 from engine.journal import Emit
 from engine.kv import KvCache
-from engine.kv_layout import Buckets, forecast
+from engine.kv_layout import Buckets, Forecast, forecast
 from engine.onnx_load import load, recorded_digest
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager, minimum_budget
 from engine.plan import Plan
 from engine.prefix import check_no_states
-
-Clock = Callable[[], int]
-"""Wall time in ns, from any origin."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What has been measured so far, for the error line."""
-
-    tally: Tally = field(default_factory=Tally)
-    device: Device | None = None
-    ids: list[int] = field(default_factory=list)
-
-    def read(self) -> dict[str, int | float]:
-        own = self.tally.read()
-        return {**own, **self.device.tally.read()} if self.device is not None else own
 
 
 def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
@@ -51,7 +36,7 @@ def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
 
     Every EngineError ends in an `error` line with counters and tokens so far.
     """
-    progress = _Progress()
+    progress = Progress()
     try:
         _run(request, emit, clock, progress)
     except MemoryError as error:
@@ -75,13 +60,12 @@ def make_device(request: RunRequest) -> Device:
     return SimDevice(request.uuid or "SIM-0", request.config.granule)
 
 
-def plans_for(graph: Graph, prompt: int, chunk: int) -> dict[int, Plan]:
+def plans_for(graph: Graph, prompts: Prompts, chunk: int) -> dict[int, Plan]:
     """Plans by rows: the one-token step and each size of prompt chunk."""
-    rows = {1} | {min(chunk, prompt - start) for start in range(0, prompt, chunk)}
-    return {r: lower(graph, r) for r in sorted(rows)}
+    return {r: lower(graph, r) for r in sorted({1} | chunk_rows(prompts, chunk))}
 
 
-def _fail(error: EngineError, emit: Emit, progress: _Progress) -> int:
+def _fail(error: EngineError, emit: Emit, progress: Progress) -> int:
     line = {
         "type": "error",
         "code": error.exit_code,
@@ -89,27 +73,28 @@ def _fail(error: EngineError, emit: Emit, progress: _Progress) -> int:
         "message": error.message,
         "remedy": error.remedy,
     }
-    reasons = getattr(error, "reasons", ())
-    emit({**line, "reasons": list(reasons), "counters": progress.read(), "ids": progress.ids})
+    line |= {"reasons": list(getattr(error, "reasons", ())), "counters": progress.read()}
+    ids = [list(stream.ids) for stream in progress.streams] or [[]]
+    emit({**line, "ids": ids[0], **({"further_ids": ids[1:]} if ids[1:] else {})})
     return error.exit_code
 
 
-def _run(request: RunRequest, emit: Emit, clock: Clock, progress: _Progress) -> None:
+def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> None:
     device = progress.device = make_device(request)
     emit(_hello(request, device))
     emit({"type": "progress", "phase": "load", "done": 0, "of": 1})
     graph = load(request.model, hollow=request.arithmetic == "none")
     _check_prompt(request, graph)
-    plans = plans_for(graph, len(request.prompt_ids), request.config.prefill_chunk)
+    plans = plans_for(graph, request.prompts, request.config.prefill_chunk)
     _check_reuse(request, plans[1])
     setup = set_up(request, device, graph, plans, progress.tally)
-    generations = _generate(request, emit, clock, progress, setup, graph)
+    generations = generate(request, emit, clock, progress, setup.decoder, graph)
     _report(request, emit, progress, setup, plans[1], generations)
 
 
 @dataclass(slots=True)
 class Setup:
-    """What one sequence on one device stands on."""
+    """What the sequences of a batch on one device stand on."""
 
     ledger: Ledger
     pool: Pool
@@ -117,30 +102,24 @@ class Setup:
     kv: KvCache
     decoder: Decoder
     budget_bytes: int | None
-    positions: int
 
 
 def set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, Plan], tally: Tally) -> Setup:
     """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small."""
     config = request.config
-    positions = len(request.prompt_ids) + request.tokens - 1
+    positions = [len(prompt) + request.tokens - 1 for prompt in request.prompts]
     plan = plans[1]
-    fixed = max(p.workspace_bytes for p in plans.values()) + sum(
-        {c.name: c.nbytes for p in plans.values() for c in p.constants}.values()
-    )
-    fixed += sum(s.nbytes for s in plan.states)
-    fixed += control_bytes(max(plans))
-    buckets = _buckets(request, positions, graph.info.context_length)
-    lengths = range(len(request.prompt_ids), positions + 1)
-    kv_bytes = forecast(plan.kv, config.kv_layout, buckets, lengths, device.granule_bytes).peak_bytes
-    budget = _budget(request, plan, fixed + kv_bytes, device.granule_bytes)
+    fixed = fixed_bytes(plans, len(positions))
+    buckets = _buckets(request, max(positions), graph.info.context_length)
+    foreseen = _foreseen(request, plan, buckets, device.granule_bytes, request.tokens - 1)
+    budget = _budget(request, plan, fixed + foreseen.peak_bytes, device.granule_bytes)
     ledger = Ledger(device.granule_bytes, None if config.vram_limit is None else config.vram_limit - fixed, tally)
     pool = Pool(device, ledger)
     pager = Pager(device, plan, config.policy, budget, ledger, pool, tally)
-    kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally)
+    kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally, len(positions))
     decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally)
     pager.preload()
-    return Setup(ledger, pool, pager, kv, decoder, budget, positions)
+    return Setup(ledger, pool, pager, kv, decoder, budget)
 
 
 def _buckets(request: RunRequest, positions: int, context: int) -> Buckets:
@@ -151,6 +130,15 @@ def _buckets(request: RunRequest, positions: int, context: int) -> Buckets:
     if asked < positions:
         raise BadRequest(f"kv_capacity {asked} is below the {positions} positions of prompt and tokens", "raise it")
     return Buckets(asked, least)
+
+
+def _foreseen(request: RunRequest, plan: Plan, buckets: Buckets, granule: int, steps: int) -> Forecast:
+    """What the caches of all sequences come to after `steps` one-token steps."""
+    prompts = [len(prompt) for prompt in request.prompts]
+    longest = max(prompts)
+    lengths = range(longest, longest + steps + 1)
+    behind = [longest - prompt for prompt in prompts]
+    return forecast(plan.kv, request.config.kv_layout, buckets, lengths, granule, behind)
 
 
 def _budget(request: RunRequest, plan: Plan, fixed_bytes: int, granule: int) -> int | None:
@@ -172,12 +160,12 @@ def _budget(request: RunRequest, plan: Plan, fixed_bytes: int, granule: int) -> 
 
 
 def _check_prompt(request: RunRequest, graph: Graph) -> None:
-    worst = max(request.prompt_ids)
+    worst = max(map(max, request.prompts))
     if worst >= graph.info.vocabulary:
         raise BadRequest(
             f"prompt id {worst} is outside the vocabulary of {graph.info.vocabulary}", "check the tokenizer"
         )
-    needed = len(request.prompt_ids) + request.tokens
+    needed = max(map(len, request.prompts)) + request.tokens
     if needed > graph.info.context_length:
         raise BadRequest(
             f"prompt and tokens need {needed} positions, the model has {graph.info.context_length}",
@@ -194,78 +182,8 @@ def _check_reuse(request: RunRequest, plan: Plan) -> None:
         raise BadRequest("prefix_reuse without a warm-up measures a cold cache among warm ones", "give 1 warm-up")
 
 
-def _generate(
-    request: RunRequest, emit: Emit, clock: Clock, progress: _Progress, setup: Setup, graph: Graph
-) -> list[dict[str, Any]]:
-    total = request.warmups + request.generations
-    loaded: dict[str, int | float] = progress.read()
-    lines = []
-    for index in range(total):
-        emit({"type": "progress", "phase": "generation", "done": index, "of": total})
-        line: dict[str, Any] = {"type": "generation", "index": index, "warmup": index < request.warmups}
-        line |= _one(request, clock, progress, setup.decoder, graph)
-        if index == 0:
-            line["counters"]["load"] = {k: v for k, v in loaded.items() if v}
-        emit(line)
-        lines.append(line)
-    return lines
-
-
-def _one(request: RunRequest, clock: Clock, progress: _Progress, decoder: Decoder, graph: Graph) -> dict[str, Any]:
-    """One generation: prompt in, tokens out, counters by phase. Without arithmetic there are steps, but no tokens."""
-    computes = request.arithmetic == "full"
-    phases: dict[str, dict[str, int | float]] = {p: {} for p in PHASES}
-    progress.ids.clear()
-    gaps: list[float] = []
-    step_ns: list[int] = []
-    stops = frozenset() if request.ignore_eos else frozenset(graph.info.eos_ids)
-
-    def take(phase: str, work: Callable[[], Emitted]) -> int:
-        before, start = progress.read(), clock()
-        emitted = work()
-        taken = clock() - start
-        if computes:
-            progress.ids.append(emitted.token)
-            gaps.append(emitted.gap)
-        progress.tally.add("emitted_tokens")
-        progress.tally.add("prefill_ns" if phase == "prefill" else "decode_ns", taken)
-        after = progress.read()
-        warm = after.get("warm_steps", 0) != before.get("warm_steps", 0) or after.get("captures", 0) != before.get(
-            "captures", 0
-        )
-        _merge(phases["warm" if warm and phase == "decode" else phase], before, after)
-        return taken
-
-    def prefill() -> Emitted:
-        kept = decoder.begin(request.prompt_ids, reuse=request.config.prefix_reuse)
-        return decoder.prefill(request.prompt_ids[kept:], request.config.prefill_chunk)
-
-    prefill_ns = take("prefill", prefill)
-    while 1 + len(step_ns) < request.tokens and not stops.intersection(progress.ids[-1:]):
-        step_ns.append(take("decode", decoder.step))
-    stop = "eos" if stops.intersection(progress.ids[-1:]) else "length"
-    return {
-        "ids": list(progress.ids),
-        "stop_reason": stop if computes else None,
-        "gaps": gaps,
-        "counters": phases,
-        "prefill_ns": prefill_ns,
-        "step_ns": step_ns,
-    }
-
-
-def _merge(into: dict[str, int | float], before: dict[str, int | float], after: dict[str, int | float]) -> None:
-    for name, value in after.items():
-        if COUNTERS[name].kind == "activity":
-            change = value - before.get(name, 0)
-            if change or name in into:
-                into[name] = into.get(name, 0) + change
-        else:
-            into[name] = value
-
-
 def _report(
-    request: RunRequest, emit: Emit, progress: _Progress, setup: Setup, plan: Plan, generations: list[dict[str, Any]]
+    request: RunRequest, emit: Emit, progress: Progress, setup: Setup, plan: Plan, generations: list[dict[str, Any]]
 ) -> None:
     device = progress.device
     assert device is not None
@@ -330,12 +248,13 @@ def _facts(
     request: RunRequest, setup: Setup, plan: Plan, generations: list[dict[str, Any]]
 ) -> dict[str, int | float | str]:
     measured = [g for g in generations if not g["warmup"]]
-    longest = len(request.prompt_ids) + max(map(_emitted, generations)) - 1
-    kv = setup.kv
-    lengths = range(len(request.prompt_ids), longest + 1)
-    starts = 1 if request.config.prefix_reuse and len(request.prompt_ids) > 1 else len(generations)
-    foreseen = forecast(plan.kv, kv.placement.layout, kv.buckets, lengths, setup.ledger.granule_bytes)
+    kv, prompts = setup.kv, request.prompts
+    steps = max(len(g["step_ns"]) for g in generations)
+    cached = sum(map(len, prompts)) + steps * len(prompts)  # a sequence that stopped goes on beside the others
+    starts = 1 if request.config.prefix_reuse and max(map(len, prompts)) > 1 else len(generations)
+    foreseen = _foreseen(request, plan, kv.buckets, setup.ledger.granule_bytes, steps)
     capacity = setup.pager.capacity_bytes
+    streamed = 0 if setup.pager.fits else max(0, plan.weight_bytes - capacity)
     largest = max(plan.keys, key=lambda k: k.nbytes)
     return {
         "weight_bytes": plan.weight_bytes,
@@ -348,11 +267,11 @@ def _facts(
         "resident": int(setup.pager.fits),
         "requested_bytes_per_step": plan.touched_bytes,
         "touches_per_step": plan.touches,
-        "floor_bytes_per_token": 0 if setup.pager.fits else max(0, plan.weight_bytes - capacity),
+        "floor_bytes_per_token": streamed / len(prompts) if streamed % len(prompts) else streamed // len(prompts),
         "gather_bytes_per_token": plan.gather_bytes,
         "kv_bytes_per_token": plan.kv.bytes_per_token,
-        "kv_needed_bytes": plan.kv.bytes_per_token * longest,
-        "positions_asked": sum(len(request.prompt_ids) + len(g["step_ns"]) for g in generations),
+        "kv_needed_bytes": plan.kv.bytes_per_token * cached,
+        "positions_asked": sum(sum(map(len, prompts)) + len(g["step_ns"]) * len(prompts) for g in generations),
         "kv_layout": kv.placement.layout,
         "kv_capacity": kv.capacity,
         "kv_foreseen_bytes": foreseen.committed_bytes,
@@ -364,7 +283,8 @@ def _facts(
         "peak_weight_mapped_bytes": setup.ledger.peak_weight_bytes,
         "pool_free_bytes": setup.pool.free_bytes,
         "measured_generations": len(measured),
-        "measured_tokens": sum(map(_emitted, measured)),
+        "measured_tokens": sum(map(emitted_tokens, measured)),
+        "batch": len(prompts),
         "link_bytes_per_s": int(setup.decoder.profile.link_bytes_per_s),
         "memory_bytes_per_s": int(setup.decoder.profile.memory_bytes_per_s),
     }
@@ -380,18 +300,13 @@ def _measured(generations: list[dict[str, Any]], final: dict[str, int | float]) 
             for name, value in generation["counters"][phase].items():
                 if COUNTERS[name].kind == "activity":
                     totals[name] = totals.get(name, 0) + value
-    gaps = [gap for g in generations for gap in g["gaps"]]
+    gaps = [gap for g in generations for stream in (g, *g.get("further", ())) for gap in stream["gaps"]]
     if gaps:
         totals["min_logit_margin"] = min(gaps)
     for name, row in COUNTERS.items():
         if row.kind == "activity" or row.scope == "plan":
             totals.setdefault(name, 0)  # counted by this engine, and it never happened
     return totals
-
-
-def _emitted(generation: dict[str, Any]) -> int:
-    """Tokens of a generation: one after the prompt, one a step."""
-    return 1 + len(generation["step_ns"])
 
 
 def _equation(equation: Equation) -> dict[str, Any]:
@@ -410,6 +325,8 @@ def _hello(request: RunRequest, device: Device) -> dict[str, Any]:
         name: {"value": value, "source": "request" if name in request.given else "default"}
         for name, value in asdict(request.config).items()
     }
+    if "batch" not in request.given:
+        config["batch"] = {"value": len(request.prompts), "source": "derived"}
     return {
         "type": "hello",
         "protocol": engine.PROTOCOL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An operand at its address."""
+    """An operand at its address, that of sequence 0; sequence s of a batch has its `stride` * s bytes further on."""
 
     operand: Operand
     address: int
@@ -62,14 +62,24 @@ class Placed:
     """The host array, where the kernel reads host memory in place."""
     placement: Placement | None = None
     """Of a KV cache: its capacity and strides, which belong to the run and not to the plan."""
+    stride: int = 0
+    """0: all sequences share it, as they do weights, constants and host memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launch:
-    """A step bound to addresses: what a graph node bakes in."""
+    """A step bound to addresses for some sequences of a batch: what a graph node bakes in.
+
+    Each sequence is computed as if it were alone; what has no stride is read once for all of them.
+    """
 
     step: Step
     placed: tuple[Placed, ...]
+    sequences: tuple[int, ...] = (0,)
+
+    def alone(self, sequence: int) -> Launch:
+        """The same step for one sequence, at that sequence's own addresses."""
+        return Launch(self.step, tuple(replace(p, address=p.address + sequence * p.stride) for p in self.placed))
 
 
 class Recorded(Protocol):

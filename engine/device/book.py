@@ -102,7 +102,7 @@ class BookedDevice(ABC, Generic[Bound]):
         self._mapped: set[Granule] = set()
         self._ranges: dict[tuple[int, int], int] = {}  # address and size of host bytes -> key
         self._recording: list[Launch] | None = None
-        self._bound: dict[Launch, tuple[Reads, Bound]] = {}
+        self._bound: dict[Launch, tuple[tuple[Launch, Reads, Bound], ...]] = {}  # sequence by sequence
 
     # -- what the device on top says of bytes
 
@@ -295,20 +295,27 @@ class BookedDevice(ABC, Generic[Bound]):
     def _run(self, launch: Launch) -> None:
         known = self._bound.get(launch)
         if known is None:
-            known = self._bound[launch] = self._reads(launch), self._resolve(launch)
-        reads, bound = known
+            alone = [launch.alone(sequence) for sequence in launch.sequences]
+            known = self._bound[launch] = tuple((one, self._reads(one), self._resolve(one)) for one in alone)
         self.tally.add("kernel_runs")
-        if reads.length is not None:
-            filled = self._whole_number(reads.length) + reads.rows
-            for address, placement in reads.caches:
-                for start, end in placement.windows(0, filled):
-                    self._range(address + start, end - start, f"{launch.step.node}: cache of")
+        for _, own, _ in known:
+            self._check_caches(launch, own)
+        reads = known[0][1]  # of keys: all sequences read the same ones, once
         tags = tuple(read.region.spans.whole(read.start, read.end) for read in reads.keys)
         for read, tag in zip(reads.keys, tags, strict=True):
             if tag is None:  # no whole key: mapped at all?
                 self._range(read.start, read.end - read.start, f"{launch.step.node}: read of")
         self._model(reads.key_bytes / self.profile.memory_bytes_per_s * 1e9)
-        self._compute(launch, bound, reads, tags)
+        for one, own, bound in known:
+            self._compute(one, bound, own, tags)
+
+    def _check_caches(self, launch: Launch, reads: Reads) -> None:
+        """A cache must be mapped as far as the step reads and writes it."""
+        if reads.length is not None:
+            filled = self._whole_number(reads.length) + reads.rows
+            for address, placement in reads.caches:
+                for start, end in placement.windows(0, filled):
+                    self._range(address + start, end - start, f"{launch.step.node}: cache of")
 
     def _reads(self, launch: Launch) -> Reads:
         keys = [p for p in launch.placed if p.operand.ref.kind == "key"]

@@ -24,7 +24,7 @@ from engine.decode import Decoder, Emitted
 from engine.device.base import Device
 from engine.device.sim import SimDevice
 from engine.errors import ModelFilesError
-from engine.graph import DTYPES, Graph
+from engine.graph import Graph
 from engine.journal import Collected
 from engine.kv import KvCache
 from engine.kv_layout import LEAST_BUCKET_TOKENS, Buckets
@@ -115,6 +115,7 @@ class Bench:
         layout: str = "seq-major",
         least: int = LEAST_BUCKET_TOKENS,
         limit: int | None = None,
+        sequences: int = 1,
     ) -> None:
         self.graph = model if isinstance(model, Graph) else load(model)
         self.plans: dict[int, Plan] = {r: lower(self.graph, r, all_logits=all_logits) for r in sorted({1, *rows})}
@@ -125,32 +126,34 @@ class Bench:
         self.pool = Pool(self.device, self.ledger)
         self.pager = Pager(self.device, self.plan, policy, budget, self.ledger, self.pool, self.tally)
         most = capacity or Buckets(self.graph.info.context_length, least).of(positions)
-        buckets = Buckets(most, least)
-        self.kv = KvCache(self.device, self.plan.kv, layout, buckets, self.ledger, self.pool, self.tally)
+        cache = (self.plan.kv, layout, Buckets(most, least))
+        self.kv = KvCache(self.device, *cache, self.ledger, self.pool, self.tally, sequences)
         self.decoder = Decoder(self.device, self.graph, self.plans, self.pager, self.kv, capture, self.tally)
         self.pager.preload()
 
     def prefill(self, ids: Sequence[int], chunk: int = 512) -> Emitted:
         """A new sequence with a prompt."""
         self.decoder.reset()
-        return self.decoder.prefill(ids, chunk)
+        return self.decoder.prefill([ids], chunk)[0]
+
+    def step(self) -> Emitted:
+        """Feed the token that was chosen last."""
+        return self.decoder.step()[0]
 
     def again(self, ids: Sequence[int], chunk: int = 512) -> tuple[int, Emitted]:
         """A prompt that keeps what it shares with the cached positions: how many, and what follows it."""
-        kept = self.decoder.begin(ids, reuse=True)
-        return kept, self.decoder.prefill(ids[kept:], chunk)
+        [kept] = self.decoder.begin([ids], reuse=True)
+        return kept, self.decoder.prefill([ids[kept:]], chunk)[0]
 
     def force(self, token: int) -> Emitted:
         """Feed `token` instead of the one that was chosen."""
-        self.decoder.feed(token)
-        return self.decoder.step()
+        self.decoder.feed([token])
+        return self.step()
 
     def logits(self) -> NDArray[np.float32]:
         """Logits of the last position, as the device holds them, widened to float32."""
-        ref = self.plan.logits
-        plan = self.plans[1]
-        address = self.decoder._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
-        return self._read(address, ref.shape[-1], ref.dtype)
+        last: NDArray[np.float32] = self.decoder.logits(1)[-1]
+        return last
 
     def prompt_logits(self, rows: int) -> NDArray[np.float32]:
         """Logits of the last row that a forward pass of `rows` rows left behind."""
@@ -159,9 +162,7 @@ class Bench:
 
     def all_logits(self, rows: int) -> NDArray[np.float32]:
         """All rows of logits that a forward pass of `rows` rows left behind: one, unless the plan keeps all."""
-        ref = self.plans[rows].logits
-        address = self.decoder._workspace + self.plans[rows].buffers[ref.index].offset_bytes + ref.offset_bytes
-        return self._read(address, int(np.prod(ref.shape)), ref.dtype).reshape(-1, ref.shape[-1])
+        return self.decoder.logits(rows)
 
     def key_address(self, name: str) -> int:
         """Where a key lies in the arena."""
@@ -187,10 +188,6 @@ class Bench:
         self.pager.close()
         self.kv.close()
         self.pool.close()
-
-    def _read(self, address: int, count: int, dtype: str) -> NDArray[np.float32]:
-        raw = self.device.copy_out(address, count * DTYPES[dtype].itemsize)
-        return np.frombuffer(raw, DTYPES[dtype]).astype(np.float32)
 
 
 def edited(source: Path, into: Path, edit: Callable[[onnx.ModelProto], None]) -> Path:

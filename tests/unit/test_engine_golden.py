@@ -122,7 +122,7 @@ def test_free_running_ids_up_to_the_first_small_gap(samples: Path, name: str, fo
     clear = int(small[0]) if small.size else len(golden["greedy_ids"])
     assert clear > 0, "a first gap below the tolerance would leave nothing to compare"
     bench = Bench(sample(samples, name, form), rows=(len(prompt),))
-    emitted = [bench.prefill(prompt)] + [bench.decoder.step() for _ in range(clear - 1)]
+    emitted = [bench.prefill(prompt)] + [bench.step() for _ in range(clear - 1)]
     assert [e.token for e in emitted] == golden["greedy_ids"][:clear].tolist()
     gaps = np.array([e.gap for e in emitted])
     assert np.abs(gaps - golden["greedy_gap"][:clear]).max() <= 2 * limit

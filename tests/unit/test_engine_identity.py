@@ -41,7 +41,7 @@ def trace(bench: Bench, generations: int = 1, chunk: int = 512, prompt: tuple[in
         rows = len(prompt) % chunk or min(chunk, len(prompt))
         one = [(emitted.token, emitted.gap, bench.prompt_logits(rows).tobytes())]
         for _ in range(STEPS):
-            emitted = bench.decoder.step()
+            emitted = bench.step()
             one.append((emitted.token, emitted.gap, bench.logits().tobytes()))
         found.append(one)
     return found

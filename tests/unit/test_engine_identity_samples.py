@@ -46,7 +46,7 @@ def traces(bench: Bench, prompt: list[int], chunks: Sequence[int]) -> list[Trace
         emitted = bench.prefill(prompt, chunk)
         one = [(emitted.token, emitted.gap, bench.prompt_logits(len(prompt) % chunk or chunk).tobytes())]
         for _ in range(STEPS):
-            emitted = bench.decoder.step()
+            emitted = bench.step()
             one.append((emitted.token, emitted.gap, bench.logits().tobytes()))
         found.append(one)
     return found
@@ -98,5 +98,5 @@ def test_a_state_that_outlives_its_sequence_would_show(graph: Graph, prompt: lis
         bench.decoder.reset()
         assert not any(bench.device.copy_out(bench.decoder._states[index], spec.nbytes)), f"{spec.name} is not cleared"
         bench.device.copy_in(bench.decoder._states[index], np.frombuffer(left, np.uint8).copy())
-        bench.decoder.prefill(prompt, PROMPT_TOKENS)
+        bench.decoder.prefill([prompt], PROMPT_TOKENS)
         assert bench.prompt_logits(PROMPT_TOKENS).tobytes() != resident[0][2], f"{spec.name} is not felt"

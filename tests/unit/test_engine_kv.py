@@ -159,7 +159,7 @@ def test_a_cache_does_what_was_foreseen(layout: str, granule: int) -> None:
     lengths = [5, *range(6, 101)]
     before = 0
     for tokens in lengths:
-        rig.kv.ensure(tokens, kept=before)
+        rig.kv.ensure([tokens], kept=[before])
         before = tokens
     foreseen = forecast(SMALL, layout, rig.kv.buckets, lengths, granule)
     read = rig.tally.read()
@@ -181,22 +181,22 @@ def test_a_growth_beyond_the_limit_is_refused_whole_and_with_both_numbers() -> N
     """Head-major needs old and new side by side; the limit has room for either alone."""
     limit = forecast(SMALL, "head-major", Buckets(64, 32), [64], 4096).committed_bytes
     rig = Rig("head-major", Buckets(64, 32), limit)
-    rig.kv.ensure(32, kept=0)
+    rig.kv.ensure([32], kept=[0])
     before = rig.state()
     needed = Placement(SMALL, "head-major", 64).committed_bytes(33, 4096)
     with pytest.raises(Refused, match=f"needs {needed} bytes more .* {limit - before[-1]} bytes are left"):
-        rig.kv.ensure(33, kept=32)
+        rig.kv.ensure([33], kept=[32])
     assert rig.state() == before
     assert rig.tally.read()["oversubscribed_bytes"] == 0
     seq = Rig("seq-major", Buckets(64, 32), limit)
-    seq.kv.ensure(32, kept=0)
-    assert seq.kv.ensure(33, kept=32) == "kept", "the same limit bears a growth that copies nothing"
+    seq.kv.ensure([32], kept=[0])
+    assert seq.kv.ensure([33], kept=[32]) == "kept", "the same limit bears a growth that copies nothing"
 
 
 def test_positions_beyond_the_capacity_are_refused() -> None:
     rig = Rig("seq-major", Buckets(16, 8))
     with pytest.raises(Refused, match="addresses for 16 positions, 17 are needed"):
-        rig.kv.ensure(17, kept=0)
+        rig.kv.ensure([17], kept=[0])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -205,7 +205,7 @@ def test_a_device_that_runs_out_midway_leaves_the_cache_as_it_was(
     layout: str, after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = Rig(layout, Buckets(64, 16))
-    rig.kv.ensure(16, kept=0)
+    rig.kv.ensure([16], kept=[0])
     before, owned = rig.state(), rig.ledger.owned_bytes
     left = after
 
@@ -218,21 +218,21 @@ def test_a_device_that_runs_out_midway_leaves_the_cache_as_it_was(
 
     monkeypatch.setattr(rig.device, "create", create)
     with pytest.raises(OutOfMemory):
-        rig.kv.ensure(17, kept=16)
+        rig.kv.ensure([17], kept=[16])
     assert rig.state() == before
     assert rig.ledger.owned_bytes - owned == rig.pool.free_bytes == after * 4096, "what was made lies in the pool"
     monkeypatch.undo()
-    rig.kv.ensure(17, kept=16)
+    rig.kv.ensure([17], kept=[16])
     assert rig.device.mapped_bytes == rig.kv.placement.committed_bytes(17, 4096)
 
 
 def test_a_new_sequence_starts_in_its_own_bucket() -> None:
     for layout in LAYOUTS:
         rig = Rig(layout, Buckets(64, 8))
-        rig.kv.ensure(40, kept=0)
-        assert rig.kv.ensure(5, kept=5) == "none" and rig.kv.capacity == 64, "a sequence never shrinks"
+        rig.kv.ensure([40], kept=[0])
+        assert rig.kv.ensure([5], kept=[5]) == "none" and rig.kv.capacity == 64, "a sequence never shrinks"
         rig.kv.restart()
-        rig.kv.ensure(5, kept=0)
+        rig.kv.ensure([5], kept=[0])
         assert rig.kv.capacity == 8
         assert rig.tally.read()["kv_growths"] == 0
 

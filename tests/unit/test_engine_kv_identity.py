@@ -45,7 +45,7 @@ def trace(bench: Bench, prompt: list[int], chunk: int) -> Trace:
     emitted = bench.prefill(prompt, chunk)
     one = [(emitted.token, emitted.gap, bench.prompt_logits(len(prompt) % chunk or chunk).tobytes())]
     for _ in range(STEPS):
-        emitted = bench.decoder.step()
+        emitted = bench.step()
         one.append((emitted.token, emitted.gap, bench.logits().tobytes()))
     return one
 

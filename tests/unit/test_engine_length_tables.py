@@ -168,6 +168,23 @@ def test_a_prompt_across_the_threshold_takes_one_table_however_it_is_cut(form: s
     assert [m.tobytes() for m in made[:half]] == [m.tobytes() for m in made[half:]]
 
 
+@pytest.mark.parametrize("capture", [True, False])
+def test_field_39_sequences_of_a_batch_choose_their_table_by_their_own_length(*, capture: bool) -> None:
+    """Prompts below, at and above the threshold side by side, cut in chunks, then steps across it: each as alone."""
+    random = np.random.default_rng(5)
+    graph = decoder("shape", 6, *(branch(tables(random, n), as_weights=False) for n in (CONTEXT, 6)))
+    prompts = [random.integers(0, 12, n).tolist() for n in (1, 5, 6, 9)]
+
+    def emitted(given: list[list[int]]) -> list[list[tuple[int, float, bytes]]]:
+        bench = Bench(graph, rows=(1, 2, 4), capture=capture, sequences=len(given))
+        bench.decoder.reset()
+        passes = [bench.decoder.prefill(given, 4), *(bench.step() for _ in range(3))]
+        last = [bench.decoder.logits(1, s).tobytes() for s in range(len(given))]
+        return [[(e.token, e.gap, last[s]) for e in column] for s, column in enumerate(zip(*passes, strict=True))]
+
+    assert emitted(prompts) == [emitted([prompt])[0] for prompt in prompts]
+
+
 def test_one_step_serves_both_sides_and_is_captured() -> None:
     random = np.random.default_rng(1)
     graph = decoder("shape", 6, *(branch(tables(random, n), as_weights=False) for n in (CONTEXT, 6)))

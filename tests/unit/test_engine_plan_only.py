@@ -132,11 +132,11 @@ def test_a_key_that_is_not_there_whole_ends_the_run(tiny: Path, capture: bool) -
     b = bench(tiny, capture=capture)
     b.prefill(TINY_PROMPT)
     for _ in range(3):
-        b.decoder.step()
+        b.step()
     name = "model.layers.1.mlp.up_proj.MatMul.weight_Q4"
     b.device.poison(b.key_address(name) + 5, 1)
     with pytest.raises(DeviceFailure, match=r"layers\.1/mlp/up_proj.*nothing whole"):
-        b.decoder.step()
+        b.step()
 
 
 def test_another_keys_bytes_are_not_that_key(tiny: Path) -> None:
@@ -145,7 +145,7 @@ def test_another_keys_bytes_are_not_that_key(tiny: Path) -> None:
     up, gate = (f"model.layers.0.mlp.{n}_proj.MatMul.weight_Q4" for n in ("up", "gate"))
     b.device.copy_in(b.key_address(up), b.plan.keys[b.key(gate)].weight.data)
     with pytest.raises(DeviceFailure, match=f"key {b.key(up)} is read where there is key {b.key(gate)}"):
-        b.decoder.step()
+        b.step()
 
 
 def test_the_cache_must_be_committed_as_far_as_it_is_read(tiny: Path) -> None:
@@ -153,12 +153,12 @@ def test_the_cache_must_be_committed_as_far_as_it_is_read(tiny: Path) -> None:
     b.prefill(TINY_PROMPT)
     b.device.copy_in(b.decoder._control, np.asarray([100], np.int64))  # as if so many positions had been cached
     with pytest.raises(DeviceFailure, match=r"cache of .* unmapped"):
-        b.decoder.step()
+        b.step()
 
 
 def test_lengths_are_kept_and_bytes_are_not(tiny: Path) -> None:
     b = bench(tiny)
     b.prefill(TINY_PROMPT)
-    assert (b.decoder.step().token, b.length()) == (0, len(TINY_PROMPT) + 1)
+    assert (b.step().token, b.length()) == (0, len(TINY_PROMPT) + 1)
     with pytest.raises(DeviceFailure, match="has no bytes"):
         b.logits()

@@ -51,7 +51,7 @@ def go_on(b: Bench, emitted: Any, rows: int) -> Trace:
     """What a prompt whose last pass had `rows` rows gave, and the steps after it."""
     one = [(emitted.token, emitted.gap, b.prompt_logits(rows).tobytes())]
     for _ in range(STEPS):
-        emitted = b.decoder.step()
+        emitted = b.step()
         one.append((emitted.token, emitted.gap, b.logits().tobytes()))
     return one
 
@@ -162,20 +162,20 @@ def test_dead_positions_are_poison(tiny: Path, layout: str) -> None:
     b = Bench(tiny, layout=layout, rows=(4,))
     b.prefill(TINY_PROMPT)
     b.decoder.rewind(2)
-    b.decoder._length = 4
+    b.decoder._lengths[0] = 4
     b.device.copy_in(b.decoder._control, np.asarray([4], np.int64))
     with pytest.raises(Exception, match="not finite"):
-        b.decoder.step()
+        b.step()
 
 
 def test_a_graph_outlives_a_rewind(tiny: Path) -> None:
     b = Bench(tiny, rows=(4,))
     b.prefill(TINY_PROMPT)
     for _ in range(4):
-        b.decoder.step()
+        b.step()
     b.decoder.rewind(5)
     for _ in range(4):
-        b.decoder.step()
+        b.step()
     read = b.tally.read()
     assert (read["captures"], read["replays"], read.get("invalidations", 0)) == (1, 6, 0)
 

@@ -139,7 +139,7 @@ def test_poison_in_the_logits_names_the_step(tiny: Path) -> None:
     """Weights that go bad midway end the run at the position where they did, with the tokens before it known."""
     bench = Bench(tiny)
     bench.prefill(TINY_PROMPT, 1)
-    bench.decoder.step()
+    bench.step()
     bench.device.fill(bench.key_address(HEAD), bench.plan.keys[bench.key(HEAD)].nbytes, 0xFF)
     with pytest.raises(NonFiniteLogits, match="position 5 "):
-        bench.decoder.step()
+        bench.step()

@@ -187,7 +187,7 @@ class Loaded:
     def __init__(self, tiny: Path, capture: bool) -> None:
         self.bench = Bench(tiny, capture=capture)
         self.bench.prefill(TINY_PROMPT, 1)
-        self.before = [self.bench.decoder.step().token for _ in range(3)]
+        self.before = [self.bench.step().token for _ in range(3)]
 
     def bytes_of(self, name: str) -> bytes:
         """A key's bytes on the device."""
@@ -210,7 +210,7 @@ class Loaded:
         """The next ids and the logits that they came from."""
         ids, logits = [], []
         for _ in range(steps):
-            ids.append(self.bench.decoder.step().token)
+            ids.append(self.bench.step().token)
             logits.append(self.bench.logits().tobytes())
         return ids, logits
 

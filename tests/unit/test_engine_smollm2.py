@@ -102,9 +102,9 @@ def test_logits_are_the_same_bits_at_half_the_weights(model: Path) -> None:
     for bench in (whole, *half):
         bench.prefill(FRANCE_IDS)
     for _ in range(6):
-        expected = (whole.decoder.step(), whole.logits().tobytes())
+        expected = (whole.step(), whole.logits().tobytes())
         for bench in half:
-            assert (bench.decoder.step(), bench.logits().tobytes()) == expected
+            assert (bench.step(), bench.logits().tobytes()) == expected
 
 
 @pytest.mark.slow
@@ -113,12 +113,12 @@ def test_poison_behind_a_decoded_key_changes_the_tokens(model: Path, name: str) 
     """Codes alone, so that the numbers stay finite; or the run ends for numbers that are not."""
     bench = Bench(model, rows=(len(FRANCE_IDS),), granule=GRANULE)
     bench.prefill(FRANCE_IDS)
-    bench.decoder.step()
+    bench.step()
     before = bench.logits()
     key = f"{name}.MatMul.weight_Q4"
     bench.device.fill(bench.key_address(key), bench.plan.keys[bench.key(key)].nbytes, 0xFF)
     try:
-        ids = [bench.decoder.step().token for _ in range(6)]
+        ids = [bench.step().token for _ in range(6)]
     except NonFiniteLogits:
         return
     assert ids != list(FRANCE_GREEDY[2:8])
