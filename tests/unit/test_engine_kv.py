@@ -5,13 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.counters import Tally
+from engine.__main__ import main
+from engine.counters import COUNTERS, Tally
 from engine.device.base import Granule
 from engine.device.plan_only import PlanDevice
+from engine.device.sim import SimDevice
 from engine.errors import BadRequest, OutOfMemory, Refused
 from engine.kv import KvCache
 from engine.kv_layout import (
@@ -138,12 +141,19 @@ def test_granules_are_those_that_hold_a_cached_element(
 class Rig:
     """A cache on a device without bytes."""
 
-    def __init__(self, layout: str, buckets: Buckets, limit: int | None = None, granule: int = 4096) -> None:
+    def __init__(
+        self,
+        layout: str,
+        buckets: Buckets,
+        limit: int | None = None,
+        granule: int = 4096,
+        geometry: KvGeometry = SMALL,
+    ) -> None:
         self.device = PlanDevice(granule_bytes=granule)
         self.tally = Tally()
         self.ledger = Ledger(granule, limit, self.tally)
         self.pool = Pool(self.device, self.ledger)
-        self.kv = KvCache(self.device, SMALL, layout, buckets, self.ledger, self.pool, self.tally)
+        self.kv = KvCache(self.device, geometry, layout, buckets, self.ledger, self.pool, self.tally)
 
     def state(self) -> tuple[Any, ...]:
         """All that a refused growth must leave as it was."""
@@ -175,6 +185,21 @@ def test_a_cache_does_what_was_foreseen(layout: str, granule: int) -> None:
     rig.kv.close()
     rig.pool.close()
     assert (rig.device.mapped_bytes, rig.ledger.mapped_bytes("kv"), rig.ledger.owned_bytes) == (0, 0, 0)
+
+
+def test_a_14b_cache_grows_from_512_to_1024_and_on() -> None:
+    head, seq = (Rig(layout, Buckets(16384), granule=G, geometry=BIG) for layout in ("head-major", "seq-major"))
+    for rig in (head, seq):
+        rig.kv.ensure(512, kept=0)
+        rig.kv.ensure(513, kept=512)
+        assert rig.kv.capacity == 1024
+    assert head.device.tally.read()["device_dtod_bytes"] == 196_608 * 512 == 100_663_296
+    assert "device_dtod_bytes" not in seq.device.tally.read()
+    kept = 513
+    for tokens, committed in ((1025, 402_653_184), (2049, 603_979_776), (4097, 1_006_632_960), (8193, 1_811_939_328)):
+        seq.kv.ensure(tokens, kept)
+        kept = tokens
+        assert seq.tally.read()["kv_committed_bytes"] == seq.device.mapped_bytes == committed
 
 
 def test_a_growth_beyond_the_limit_is_refused_whole_and_with_both_numbers() -> None:
@@ -298,6 +323,72 @@ def test_a_limit_that_a_growth_would_pass_refuses_the_run_beforehand(tiny: Path)
         below = run(tiny, **asked, config={**config, "kv_layout": layout, "vram_limit": limits[layout] - 1})
         assert below.code == 13 and below.lines.of("generation") == []
     assert limits["head-major"] > limits["seq-major"]
+
+
+@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_growth_in_a_plan_only_run_is_booked_as_in_a_full_one(tiny: Path, layout: str, capture: bool) -> None:
+    config = {"kv_layout": layout, "kv_min_bucket": 4, "granule": 4096, "capture": capture, "weight_budget": "60%"}
+    full, bare = (
+        run(tiny, tokens=20, generations=2, ignore_eos=True, arithmetic=how, config=config) for how in ("full", "none")
+    )
+    booked = [
+        {name: value for name, value in o.counters.items() if COUNTERS[name].scope in ("plan", "device")}
+        for o in (full, bare)
+    ]
+    assert booked[0] == booked[1] and full.facts == bare.facts
+    assert full.result["equations"] == bare.result["equations"] and full.broken_equations() == []
+    assert full.counters["kv_growths"] == 2 * 3
+
+
+def test_a_growth_that_copies_nothing_is_found_out(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimDevice, "copy_within", lambda *_: None)
+    outcome = run(tiny, tokens=20, ignore_eos=True, config={"kv_layout": "head-major", "kv_min_bucket": 8})
+    assert outcome.code == 15 and outcome.error["ids"], "fresh granules are poison"
+
+
+def test_a_graph_that_outlives_a_move_is_found_out(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes have addresses baked in that nothing is mapped at any more."""
+    ensure = KvCache.ensure
+    monkeypatch.setattr(KvCache, "ensure", lambda *a, **k: "kept" if ensure(*a, **k) == "moved" else "none")
+    outcome = run(tiny, tokens=20, ignore_eos=True, config={"kv_layout": "head-major", "kv_min_bucket": 8})
+    assert outcome.code == 16
+
+
+def test_the_command_line_names_layout_bucket_and_reuse(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--prompt-ids", "1 17 42 99", "--kv-layout", "head-major", "--kv-min-bucket", "4", "--kv-capacity", "64"]
+    said = [
+        "run",
+        "--model",
+        str(tiny),
+        *words,
+        "--tokens",
+        "20",
+        "--warmups",
+        "1",
+        "--ignore-eos",
+        "--prefix-reuse",
+        "on",
+    ]
+    assert main(said) == 0
+    told = capsys.readouterr().out
+    for line in (
+        *("config: kv_layout=head-major source=request", "config: kv_min_bucket=4 source=request"),
+        *("config: prefix_reuse=True source=request", "invalidations=0 growth_keeps=0", "kv: kv_layout=head-major"),
+        *("kv_capacity=32", "kv_growths=0", "kv_growth_dtod_bytes=0", "prefix_hit_tokens=3"),
+    ):
+        assert line in told, line
+    assert "BROKEN" not in told
+
+
+def test_logits_are_the_same_in_both_layouts(tiny: Path, tmp_path: Path) -> None:
+    made = []
+    for layout in LAYOUTS:
+        out = tmp_path / f"{layout}.npz"
+        words = ["--prompt-ids", "1 17 42 99", "--forced-ids", "5 6 7 8 9", "--kv-min-bucket", "4", "--out", str(out)]
+        assert main(["logits", "--model", str(tiny), "--kv-layout", layout, *words]) == 0
+        made.append(np.load(out)["logits"].tobytes())
+    assert made[0] == made[1]
 
 
 def test_an_unknown_layout_is_refused_with_the_nearest(tiny: Path) -> None:
