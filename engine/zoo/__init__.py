@@ -92,8 +92,8 @@ def build(
 ) -> ModelFacts:
     """Build model `name` into folder `out`, whole or not at all; a folder that holds this very build is left alone.
 
-    `elsewhere` is the advice where `out` will not do. `layers` and `hollow` (graph and recipe now, weights when `fill` is
-    called) are for the geometries.
+    `elsewhere` is the advice where `out` will not do. `layers` and `hollow` (graph and recipe now, weights when `fill`
+    is called) are for the geometries.
     Raises BadRequest (no such model, option or source; folder occupied), ModelFilesError (source damaged, not the
     pinned one, or not to be had) and UnsupportedModel (the source holds something else than expected).
     """

@@ -190,14 +190,14 @@ def test_a_cache_does_what_was_foreseen(layout: str, granule: int) -> None:
 def test_a_14b_cache_grows_from_512_to_1024_and_on() -> None:
     head, seq = (Rig(layout, Buckets(16384), granule=G, geometry=BIG) for layout in ("head-major", "seq-major"))
     for rig in (head, seq):
-        rig.kv.ensure(512, kept=0)
-        rig.kv.ensure(513, kept=512)
+        rig.kv.ensure([512], kept=[0])
+        rig.kv.ensure([513], kept=[512])
         assert rig.kv.capacity == 1024
     assert head.device.tally.read()["device_dtod_bytes"] == 196_608 * 512 == 100_663_296
     assert "device_dtod_bytes" not in seq.device.tally.read()
     kept = 513
     for tokens, committed in ((1025, 402_653_184), (2049, 603_979_776), (4097, 1_006_632_960), (8193, 1_811_939_328)):
-        seq.kv.ensure(tokens, kept)
+        seq.kv.ensure([tokens], [kept])
         kept = tokens
         assert seq.tally.read()["kv_committed_bytes"] == seq.device.mapped_bytes == committed
 
