@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from engine import PROTOCOL
 from engine.commands import conformance, logits, oracle, plan
-from engine.commands.ids import add_prompt, prompt_of
+from engine.commands.ids import add_prompt, prompts_of
 from engine.config import CONFIG_NAMES, DEVICES, POLICIES, RunRequest, parse_request, read_request
 from engine.errors import BadRequest, EngineError
 from engine.journal import Collected, Emit, to_fd
@@ -58,7 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--result-fd", type=int, help="write JSON lines to this file descriptor")
     run.add_argument("--control-fd", type=int, help="end when this file descriptor closes")
     run.add_argument("--model", help="model folder")
-    add_prompt(run)
+    add_prompt(run, several=True)
+    run.add_argument("--batch", type=int, help="sequences side by side; they take the prompts in turn")
     run.add_argument("--tokens", type=int, default=32)
     run.add_argument("--generations", type=int, default=1)
     run.add_argument("--warmups", type=int, default=0)
@@ -133,11 +134,13 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
     for name in ("capture", "prefix_reuse"):
         if getattr(arguments, name) is not None:
             config[name] = getattr(arguments, name) == "on"
+    first, *further = prompts_of(arguments)
     return parse_request(
         {
             "protocol": PROTOCOL,
             "model": arguments.model,
-            "prompt_ids": prompt_of(arguments),
+            "prompt_ids": first,
+            "further_prompts": further,
             "tokens": arguments.tokens,
             "generations": arguments.generations,
             "warmups": arguments.warmups,

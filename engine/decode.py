@@ -230,7 +230,7 @@ class Decoder:
         for sequence in sequences:
             gap, token = CHOICE.unpack_from(raw, (sequence - first) * stride)
             if math.isnan(gap) and sequence in self._live:
-                of = f" of sequence {sequence}" if len(self._all) > 1 else ""
+                of = f" of sequence {sequence + 1}" if len(self._all) > 1 else ""
                 raise NonFiniteLogits(
                     f"logits{of} at position {self._lengths[sequence] - 1} are not finite",
                     "the run's tokens cannot be used",

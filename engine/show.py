@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+_TOKEN_PHASES = (("prefill",), ("warm", "decode"))
+
 
 def show(lines: list[dict[str, Any]], text_of: Callable[[list[int]], str | None]) -> str:
     """The lines of a finished run as text; counters absent from the run print as n/a, never as 0."""
@@ -30,21 +32,36 @@ def _hello(hello: dict[str, Any]) -> list[str]:
 
 
 def _generation(g: dict[str, Any], text_of: Callable[[list[int]], str | None]) -> list[str]:
+    """A line for the generation, one for each sequence of a batch, and what each gave."""
     kind = "warmup" if g["warmup"] else "generation"
     plan_only = g["stop_reason"] is None
-    gap = "n/a" if plan_only else f"{min(g['gaps']):.4f}"
     steps, total_ns = len(g["step_ns"]), sum(g["step_ns"])
-    rate = f"{steps / total_ns * 1e9:.2f}" if total_ns else "n/a"
+    first, decoded = (sum(g["counters"][p].get("emitted_tokens", 0) for p in ps) for ps in _TOKEN_PHASES)
+    rate = f"{decoded / total_ns * 1e9:.2f}" if total_ns else "n/a"
     each = f"{total_ns / steps / 1e6:.3f}" if steps else "n/a"
-    rows = [
+    head = (
         f"{kind} {g['index'] + 1}: prefill_ms={g['prefill_ns'] / 1e6:.3f} decode_ms_per_token={each} "
-        f"tokens_per_s={rate} tokens={1 + steps} stop={g['stop_reason'] or 'n/a'} min_gap={gap}",
-        f"generated_token_ids: {' '.join(map(str, g['ids']))}",
-    ]
+        f"tokens_per_s={rate} tokens={first + decoded}"
+    )
+    streams = [g, *g.get("further", ())]
+    if len(streams) == 1:
+        head += f" {_end(g)}"
     if plan_only:
-        return [rows[0], "plan only: nothing was computed, so there are no ids, and times are the planner's own"]
-    text = text_of(g["ids"])
-    return rows if text is None else [*rows, f"generated_text: {text!r}"]
+        return [head, "plan only: nothing was computed, so there are no ids, and times are the planner's own"]
+    rows = [head]
+    for number, stream in enumerate(streams, start=1):
+        if len(streams) > 1:
+            rows.append(f"sequence {number} of {len(streams)}: tokens={len(stream['ids'])} {_end(stream)}")
+        rows.append(f"generated_token_ids: {' '.join(map(str, stream['ids']))}")
+        text = text_of(stream["ids"])
+        rows += [] if text is None else [f"generated_text: {text!r}"]
+    return rows
+
+
+def _end(stream: dict[str, Any]) -> str:
+    """Why a sequence stopped, and its smallest gap; neither is there without arithmetic."""
+    gap = f"{min(stream['gaps']):.4f}" if stream["gaps"] else "n/a"
+    return f"stop={stream['stop_reason'] or 'n/a'} min_gap={gap}"
 
 
 def _result(result: dict[str, Any]) -> list[str]:
@@ -65,7 +82,7 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"floor_bytes_per_token={floor} over_floor_bytes={per_token - floor:.1f} "
         f"ratio_to_floor={f'{per_token / floor:.3f}' if floor else 'n/a'}",
         f"floors_per_token: link_ms={floor / f['link_bytes_per_s'] * 1e3:.3f} "
-        f"memory_ms={f['requested_bytes_per_step'] / f['memory_bytes_per_s'] * 1e3:.3f} "
+        f"memory_ms={f['requested_bytes_per_step'] / f['batch'] / f['memory_bytes_per_s'] * 1e3:.3f} "
         f"modelled_ms={c['modelled_ns'] / tokens / 1e6:.3f} (device profile, not wall time)",
         f"weight_offload_physical: {_pick(c, 'mapped_physical_bytes', 'physical_owned_bytes', 'peak_committed_bytes')} "
         f"{_pick(c, 'oversubscribed_bytes', 'ref_underflows')}",

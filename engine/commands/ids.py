@@ -9,13 +9,15 @@ from engine.errors import BadRequest
 from engine.tokens import Tokens
 
 _IDS = "token ids are whole numbers from 0"
+_NONE = "give --prompt TEXT or --prompt-ids IDS"
 
 
-def add_prompt(parser: argparse.ArgumentParser) -> None:
-    """Options that give a prompt: text or ids."""
+def add_prompt(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Options that give a prompt, text or ids; `several` times for a batch."""
     prompt = parser.add_mutually_exclusive_group()
-    prompt.add_argument("--prompt", help="prompt text, through the model's tokenizer")
-    prompt.add_argument("--prompt-ids", help='prompt as token ids: "504 3575 282"')
+    action, again = ("append", "; again for each further sequence of a batch") if several else ("store", "")
+    prompt.add_argument("--prompt", action=action, help=f"prompt text, through the model's tokenizer{again}")
+    prompt.add_argument("--prompt-ids", action=action, help=f'prompt as token ids: "504 3575 282"{again}')
 
 
 def add_forced(parser: argparse.ArgumentParser) -> None:
@@ -26,17 +28,30 @@ def add_forced(parser: argparse.ArgumentParser) -> None:
 def prompt_of(arguments: argparse.Namespace) -> list[int]:
     """The prompt as ids. Raises BadRequest where there is none or it holds something else."""
     if arguments.prompt is not None:
-        if not arguments.prompt:
-            raise BadRequest("the prompt is empty", "give some text")
-        return Tokens(Path(arguments.model)).encode(arguments.prompt)
+        return _encoded(arguments.model, arguments.prompt)
     if arguments.prompt_ids is None:
-        raise BadRequest("no prompt", "give --prompt TEXT or --prompt-ids IDS")
+        raise BadRequest("no prompt", _NONE)
     return parse_ids(arguments.prompt_ids, "prompt")
+
+
+def prompts_of(arguments: argparse.Namespace) -> list[list[int]]:
+    """All prompts as ids, where several may be given. Raises BadRequest as `prompt_of` does."""
+    if arguments.prompt is not None:
+        return [_encoded(arguments.model, text) for text in arguments.prompt]
+    if arguments.prompt_ids is None:
+        raise BadRequest("no prompt", _NONE)
+    return [parse_ids(text, "prompt") for text in arguments.prompt_ids]
 
 
 def forced_of(arguments: argparse.Namespace) -> list[int]:
     """The forced ids, perhaps none. Raises BadRequest for what is no id."""
     return parse_ids(arguments.forced_ids, "forced")
+
+
+def _encoded(model: str, text: str) -> list[int]:
+    if not text:
+        raise BadRequest("the prompt is empty", "give some text")
+    return Tokens(Path(model)).encode(text)
 
 
 def parse_ids(text: str, what: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.__main__ import main
 from engine.batch import Spread, chunk_rows, fixed_bytes, parts
 from engine.config import POLICIES, parse_request
 from engine.device.base import Launch
@@ -282,7 +284,7 @@ def test_numbers_of_a_stopped_sequence_end_nothing(tiny: Graph) -> None:
         bench.decoder.prefill(prompts, CHUNK)
         bench.device.fill(bench.kv.address(0, "value") + bench.kv.stride, 5 * bench.kv.geometry.token_bytes, 0xFF)
         if not stopped:
-            with pytest.raises(NonFiniteLogits, match="sequence 1 at position 5 "):
+            with pytest.raises(NonFiniteLogits, match="sequence 2 at position 5 "):
                 bench.decoder.step()
             continue
         bench.decoder.stop(1)
@@ -290,6 +292,62 @@ def test_numbers_of_a_stopped_sequence_end_nothing(tiny: Graph) -> None:
             emitted = bench.decoder.step()
             assert np.isnan(emitted[1].gap)
             assert [(emitted[s].token, emitted[s].gap) for s in (0, 2)] == [expected[s][at][:2] for s in (0, 2)]
+
+
+# ---- the command
+
+
+def test_prompts_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each prompt a sequence; told one after another, with tokens and rate of all together."""
+    words = [
+        "run",
+        "--model",
+        str(folder),
+        "--tokens",
+        "4",
+        "--ignore-eos",
+        "--prompt-ids",
+        "1 17 42",
+        "--prompt-ids",
+        "7",
+    ]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    ids = [run(folder, prompt_ids=p, tokens=4, ignore_eos=True).streams[0][0] for p in ([1, 17, 42], [7])]
+    lines = [line for line in printed.splitlines() if line.startswith(("sequence", "generated_token_ids"))]
+    assert [line.partition(" min_gap")[0] for line in lines] == [
+        "sequence 1 of 2: tokens=4 stop=length",
+        f"generated_token_ids: {' '.join(map(str, ids[0]))}",
+        "sequence 2 of 2: tokens=4 stop=length",
+        f"generated_token_ids: {' '.join(map(str, ids[1]))}",
+    ]
+    assert "config: batch=2 source=derived" in printed and " tokens=8\n" in printed and "BROKEN" not in printed
+    assert main([*words, "--batch", "3"]) == 0
+    assert "sequence 3 of 3: tokens=4 stop=length" in (third := capsys.readouterr().out)
+    assert third.count(f"generated_token_ids: {' '.join(map(str, ids[0]))}") == 2
+    assert main([*words, "--batch", "1"]) == 10
+    assert "there are 2 prompts" in capsys.readouterr().err
+    assert main([*words, "--prompt-ids", "-4"]) == 10
+
+
+def test_text_prompts_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [
+        "run",
+        "--model",
+        str(folder),
+        "--tokens",
+        "2",
+        "--ignore-eos",
+        "--json",
+        "--prompt",
+        "ab",
+        "--prompt",
+        "b",
+    ]
+    assert main(words) == 0
+    [line] = [one for one in map(json.loads, capsys.readouterr().out.splitlines()) if one["type"] == "generation"]
+    assert len(line["further"]) == 1 and len(line["further"][0]["ids"]) == 2
+    assert main([*words[:-1], ""]) == 10
 
 
 # ---- memory

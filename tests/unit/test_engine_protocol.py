@@ -204,6 +204,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "one token": {"tokens": 1},
     "all config": {"config": {"vram_limit": 10**9, "kv_capacity": 64, "prefill_chunk": 2, "policy": "lru"}},
     "eos": {"prompt_ids": [1], "tokens": 8},
+    "batch": {"further_prompts": [[7], [1, 2, 3, 4, 5, 6]], "config": {"batch": 4}},
     "refused": {"config": {"weight_budget": 1000}},
     "no such id": {"prompt_ids": [9999]},
     "cuda": {"device": "cuda"},
