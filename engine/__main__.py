@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +16,7 @@ from engine import PROTOCOL
 from engine.commands import conformance, logits, oracle, plan
 from engine.commands.ids import add_prompt, prompts_of
 from engine.config import CONFIG_NAMES, DEVICES, POLICIES, RunRequest, parse_request, read_request
-from engine.errors import BadRequest, EngineError
+from engine.errors import SHOWN_REASONS, BadRequest, EngineError
 from engine.journal import Collected, Emit, to_fd
 from engine.kv_layout import LAYOUTS
 from engine.run import execute
@@ -34,6 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
+        _tell_more(getattr(error, "reasons", ()))
         return error.exit_code
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter fails to flush at exit
@@ -112,6 +114,13 @@ def _print(lines: list[dict[str, Any]], request: RunRequest, as_json: bool) -> N
         if line["type"] == "error":
             remedy = f" ({line['remedy']})" if line["remedy"] else ""
             print(f"error: {line['message']}{remedy}", file=sys.stderr)
+            _tell_more(line.get("reasons", ()))
+
+
+def _tell_more(reasons: Sequence[str]) -> None:
+    """Those of an unsupported model's reasons that its message only counts, a line each."""
+    for reason in reasons[SHOWN_REASONS:]:
+        print(f"  {reason}", file=sys.stderr)
 
 
 def _text(model: Path, ids: list[int]) -> str | None:

@@ -14,7 +14,11 @@ The tree::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
+
+SHOWN_REASONS = 4
+"""How many of an unsupported model's reasons its message names."""
 
 
 class EngineError(Exception):
@@ -58,6 +62,13 @@ class UnsupportedModel(EngineError):
     def __init__(self, message: str, remedy: str = "", reasons: tuple[str, ...] = ()) -> None:
         super().__init__(message, remedy)
         self.reasons = reasons
+
+    @classmethod
+    def because(cls, what: str, reasons: Sequence[str]) -> UnsupportedModel:
+        """The refusal with those reasons; its message names the first few and counts the rest."""
+        more = len(reasons) - SHOWN_REASONS
+        shown = "; ".join(reasons[:SHOWN_REASONS]) + (f"; and {more} more" if more > 0 else "")
+        return cls(f"{what}: {shown}", "export with other options", tuple(reasons))
 
 
 class Refused(EngineError):

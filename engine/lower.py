@@ -359,8 +359,7 @@ def walk(
 
 def _refuse(reasons: list[str]) -> None:
     if reasons:
-        shown = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-        raise UnsupportedModel(f"the graph is not served: {shown}", "export with other options", tuple(reasons))
+        raise UnsupportedModel.because("the graph is not served", reasons)
 
 
 def _place(sizes: list[tuple[str, int]], steps: list[Step], kept: set[int]) -> tuple[tuple[Buffer, ...], int]:

@@ -10,7 +10,7 @@ from engine.ops import op
 from engine.ops.attributes import number, whole
 from engine.ops.matmul import FLOATS
 from engine.ops.rotary import check_start
-from engine.plan import Operand, Ref
+from engine.plan import KvGeometry, Operand, Ref
 from engine.values import ByLength, LengthValue, Past, Refusal, WeightValue
 
 _SERVED = {
@@ -37,7 +37,9 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         raise Refusal(f"sliding_window_cache = {a['sliding_window_cache']} without a window is not served")
     if any(node.input(i) for i in (9, 10)):
         raise Refusal("position ids and bias are not served")
-    past = _past(b, node)
+    past = cached(b, node, 3)
+    if b.value(node.input(5)) != LengthValue(-1) or b.value(node.input(6)) != LengthValue(0):
+        raise Refusal("sequence lengths do not follow from the attention mask")
     assert b.kv is not None, "a past is bound where there is a cache"
     head_size = b.kv.head_size
     width = heads * head_size
@@ -52,12 +54,7 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         if {key.shape, value.shape} != {(*query.shape[:-1], kv_heads * head_size)}:
             raise Refusal(f"key {list(key.shape)} and value {list(value.shape)} are not {kv_heads} of {head_size}")
         operands += [Operand("key", key.ref), Operand("value", value.ref)]
-    cache = (0, kv_heads, head_size)  # capacity belongs to the run, not to the plan
-    operands += [
-        Operand("k_cache", Ref("kv_key", past.layer, b.kv.dtype, cache), "rw"),
-        Operand("v_cache", Ref("kv_value", past.layer, b.kv.dtype, cache), "rw"),
-        Operand("length", Ref("control", -1, "int64", (1,), "length")),
-    ]
+    operands += caches(b.kv, past)
     threshold = None
     if whole(node, "do_rotary", 0):
         threshold = _rotary(b, node, head_size, operands)
@@ -79,16 +76,25 @@ def group_query_attention(b: Lowering, node: Node) -> None:
     b.emit(node, "gqa", tuple(operands), params)
 
 
-def _past(b: Lowering, node: Node) -> Past:
-    key, value = b.value(node.input(3)), b.value(node.input(4))
+def cached(b: Lowering, node: Node, first: int) -> Past:
+    """Inputs `first` and the next as one layer's cached keys and values, which outputs 1 and 2 carry on."""
+    key, value = b.value(node.input(first)), b.value(node.input(first + 1))
     if not isinstance(key, Past) or key != Past(key.layer, "key") or value != Past(key.layer, "value"):
-        raise Refusal("inputs 3 and 4 are not one layer's cached keys and values")
+        raise Refusal(f"inputs {first} and {first + 1} are not one layer's cached keys and values")
     b.claim(key)
     b.set(node.output(1), key)
     b.set(node.output(2), value)
-    if b.value(node.input(5)) != LengthValue(-1) or b.value(node.input(6)) != LengthValue(0):
-        raise Refusal("sequence lengths do not follow from the attention mask")
     return key
+
+
+def caches(kv: KvGeometry, past: Past) -> list[Operand]:
+    """A layer's caches and the count of cached positions, as operands of attention."""
+    cache = (0, kv.kv_heads, kv.head_size)  # capacity belongs to the run, not to the plan
+    return [
+        Operand("k_cache", Ref("kv_key", past.layer, kv.dtype, cache), "rw"),
+        Operand("v_cache", Ref("kv_value", past.layer, kv.dtype, cache), "rw"),
+        Operand("length", Ref("control", -1, "int64", (1,), "length")),
+    ]
 
 
 def _rotary(b: Lowering, node: Node, head_size: int, operands: list[Operand]) -> int | None:

@@ -38,6 +38,28 @@ def _group_query_attention(i: Inputs) -> Computed:
     return out.reshape(1, i.positions, -1), i.start(3), i.start(4)
 
 
+@rule("Attention")
+def _attention(i: Inputs) -> Computed:
+    """The standard's over a decoder's cache, in causal order; keys may be [tokens, heads * size] or heads first."""
+    i.only("is_causal", 1)
+    i.only("left_window_size", -1)
+    if i.has(3) or i.has(6):
+        raise Unserved("a mask or key lengths beside a cache")
+    x = [i.floats(n)[0] for n in range(3)]
+    four = x[0].ndim == 3
+    if four:
+        q, k, v = (t.transpose(1, 0, 2) for t in x)
+    else:
+        counts = (i.whole("q_num_heads", 0), i.whole("kv_num_heads", 0), i.whole("kv_num_heads", 0))
+        q, k, v = (t.reshape(i.positions, n, -1) for t, n in zip(x, counts, strict=True))
+    out, group = np.empty_like(q), q.shape[1] // k.shape[1]
+    for h in range(k.shape[1]):
+        mine = slice(h * group, (h + 1) * group)
+        out[:, mine] = _attended(i, q[:, mine], k[:, h], v[:, h], mine)
+    made = out.transpose(1, 0, 2)[None] if four else out.reshape(1, i.positions, -1)
+    return made, i.start(4), i.start(5)
+
+
 def _check_lengths(i: Inputs) -> None:
     for index in (3, 4):
         i.start(index)

@@ -190,7 +190,4 @@ def _check_served(nodes: Sequence[Node]) -> None:
 
 
 def _refusal(reasons: list[str]) -> UnsupportedModel:
-    shown = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
-    return UnsupportedModel(
-        f"the reference does not compute this graph: {shown}", "export with other options", tuple(reasons)
-    )
+    return UnsupportedModel.because("the reference does not compute this graph", reasons)

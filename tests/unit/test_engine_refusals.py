@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import engine.run as engine_run
+from engine.__main__ import main as engine_main
 from engine.bind import lower
 from engine.errors import UnsupportedModel
 from engine.graph import Graph, Value
@@ -195,3 +196,16 @@ def test_a_cache_of_another_shape_than_the_config_says_is_refused() -> None:
     for info in (replace(graph.info, head_size=2 * HEAD_SIZE), replace(graph.info, kv_heads=2)):
         with pytest.raises(UnsupportedModel, match="GroupQueryAttention"):
             lower(replace(graph, info=info), 1)
+
+
+def test_the_command_says_every_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first ones in the message, the others a line each: a user mends them in one go."""
+    graph = decoder(*(k.part for k in KINDS.values()), cache="uint8", smooth_softmax=1)
+    monkeypatch.setattr(engine_run, "load", lambda *_, **__: graph)
+    assert engine_main(["run", "--model", str(tmp_path), "--prompt-ids", "1,2", "--tokens", "2"]) == 12
+    lines = capsys.readouterr().err.splitlines()
+    reasons = refusal(graph).reasons
+    assert all(reason in lines[0] for reason in reasons[:4])
+    assert [line.strip() for line in lines[1:]] == list(reasons[4:])
