@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,8 @@ class Lowering:
         """The lowered value of a name. Raises Absent for names that nothing produced."""
         if name not in self._values and name in self.weights:
             weight = self.weights[name]
-            self._values[name] = WeightValue(weight, weight.shape)
+            single = weight.dtype in DTYPES and math.prod(weight.shape) == 1  # a number, in either form: no key
+            self._values[name] = Const(weight.array()) if single else WeightValue(weight, weight.shape)
         if name not in self._values:
             raise Absent(name)
         value = self._values[name]

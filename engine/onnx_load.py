@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -71,9 +71,11 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
     decoder = _section(config, "model", "decoder")
     model = _read_model(inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json: "))
     unserved: dict[str, str] = {}
-    weights = dict(_weights(model.graph, folder, unserved))
+    constants = _constants(model.graph)
+    weights = dict(_weights([*model.graph.initializer, *constants], folder, unserved))
     imports = opsets.imports_of(model)
-    nodes = nodes_of(model.graph, imports)
+    moved = {tensor.name for tensor in constants}
+    nodes = tuple(n for n in nodes_of(model.graph, imports) if n.op != "Constant" or n.output(0) not in moved)
     unserved |= opsets.unserved(imports, nodes)
     stored = weights.keys() | unserved.keys()
     inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in stored}
@@ -213,9 +215,27 @@ def _read_model(path: Path) -> onnx.ModelProto:
     return model
 
 
-def _weights(graph: onnx.GraphProto, folder: Path, unserved: dict[str, str]) -> Iterator[tuple[str, Weight]]:
+def _constants(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
+    """Values of Constant nodes, as initialisers: exporters write weights in either form. Single numbers stay nodes."""
+    stored = {tensor.name for tensor in graph.initializer}
+    found = []
+    for node in graph.node:
+        values = [a.t for a in node.attribute if a.name == "value" and a.type == onnx.AttributeProto.TENSOR]
+        own = node.op_type == "Constant" and node.domain in ("", "ai.onnx") and len(node.output) == 1
+        inline = own and len(values) == 1 and values[0].data_location != onnx.TensorProto.EXTERNAL
+        if inline and math.prod(values[0].dims) != 1 and node.output[0] not in stored:
+            tensor = onnx.TensorProto()
+            tensor.CopyFrom(values[0])
+            tensor.name = node.output[0]
+            found.append(tensor)
+    return found
+
+
+def _weights(
+    tensors: Iterable[onnx.TensorProto], folder: Path, unserved: dict[str, str]
+) -> Iterator[tuple[str, Weight]]:
     maps: dict[Path, NDArray[np.uint8]] = {}
-    for tensor in graph.initializer:
+    for tensor in tensors:
         _text(tensor.name)
         dtype = _ELEMENT.get(tensor.data_type)
         if dtype is None:
