@@ -86,7 +86,8 @@ def _layers(graph: Graph) -> list[int]:
     if not keys or keys != values or sorted(of_states.union(keys)) != list(range(min(info.layers, len(graph.inputs)))):
         raise UnsupportedModel(
             f"cached keys {info.past_key!r} are of layers {keys}, cached values {info.past_value!r} of {values}, "
-            f"states of {sorted(of_states)}, and num_hidden_layers is {info.layers}",
+            f"states of {sorted(of_states)}, and num_hidden_layers is {info.layers}; the graph's inputs: "
+            f"{', '.join(map(repr, [*graph.inputs][:8]))}{', ...' if len(graph.inputs) > 8 else ''}",
             "check the names and the count in genai_config.json",
         )
     return keys

@@ -195,12 +195,29 @@ def test_ties_go_to_the_lower_expert(logits: list[float], k: int, chosen: set[in
         "b1": stored("b1", np.ones((4, 2), np.float32)),
         "w2": stored("w2", np.repeat(gives, 4).reshape(4, 2, 2) / 2),
     }
+    codes = {
+        "w1": stored("w1", np.full((4, 2, 2), 128, np.uint8)),  # 128 stands for nothing
+        "s1": stored("s1", np.ones((4, 2), np.float32)),
+        "b1": weights["b1"],
+        "w2": stored("w2", np.full((4, 2, 2), 129, np.uint8)),
+        "s2": stored("s2", np.repeat(gives, 2).reshape(4, 2) / 2),
+    }
     inputs = {"x": np.ones((1, 2), np.float32), "router": np.array([logits], np.float32)}
-    wiring = ["x", "router", "w1", "b1", "w2"]
-    [y] = compute("MoE", inputs, wiring=wiring, weights=weights, k=k, normalize_routing_weights=normalise)
+    routed: dict[str, Any] = {"k": k, "normalize_routing_weights": normalise}
+    [y] = compute("MoE", inputs, wiring=["x", "router", "w1", "b1", "w2"], weights=weights, **routed)
+    [q] = compute(
+        "QMoE",
+        inputs,
+        wiring=["x", "router", "w1", "s1", "b1", "w2", "s2"],
+        weights=codes,
+        expert_weight_bits=8,
+        weights_prepacked=0,
+        **routed,
+    )
     mass = np.exp(np.array(logits))
     total = sum(mass[e] for e in chosen) if normalise else mass.sum()
-    np.testing.assert_allclose(y[0], sum(mass[e] / total * gives[e] for e in chosen), rtol=1e-6)
+    for found in (y, q):
+        np.testing.assert_allclose(found[0], sum(mass[e] / total * gives[e] for e in chosen), rtol=1e-6)
 
 
 CASE = {"w1": (2, 8, 16), "s1": (2, 8, 2), "z1": (2, 8, 1), "w2": (2, 32, 4), "s2": (2, 32, 1), "z2": (2, 32, 1)}

@@ -33,6 +33,7 @@ from tests.unit.engine_rig import (
     build_tiny,
     edited,
     node,
+    run,
     set_attribute,
     smollm2,
     write_array,
@@ -237,6 +238,33 @@ def test_a_planted_error_in_a_decode_kernel_shows(
     monkeypatch.setattr(kernels, "get", lambda name: replace(true, run=wrong) if name == kernel else get(name))
     assert off(decoded(graph, TINY_PROMPT, FOLLOWING), reference) > 1e-3
     assert off(oracle.logits(graph, TINY_PROMPT, FOLLOWING), reference) == 0
+
+
+def test_field_40_two_runs_that_agree_are_not_called_right_by_the_reference(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Base and head share one wrong kernel: their ids are equal, and the reference, fed these ids, goes elsewhere."""
+    graph = load(tiny)
+
+    def greedy(ids: list[int]) -> list[int]:
+        """The reference's own choice at every place of a run's ids."""
+        rows = oracle.logits(graph, TINY_PROMPT, ids[:-1])[len(TINY_PROMPT) - 1 :]
+        return [int(i) for i in rows.argmax(axis=-1)]
+
+    right = run(tiny).streams[0][0]
+    assert greedy(right) == right
+    get = kernels.get
+    true = get("gqa")
+
+    def doubled(arrays: Any, params: Any) -> None:
+        true.run(arrays, params)
+        arrays["y"][...] *= np.float32(-2)
+
+    monkeypatch.setattr(kernels, "get", lambda name: replace(true, run=doubled) if name == "gqa" else get(name))
+    base, head = run(tiny, config={"policy": "lru"}), run(tiny, config={"policy": "stable"})
+    assert base.streams == head.streams, "an agreement that proves nothing"
+    wrong = base.streams[0][0]
+    assert wrong != right and greedy(wrong) != wrong
 
 
 def lowered(graph: Graph) -> tuple[Any, ...]:

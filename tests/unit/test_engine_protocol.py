@@ -250,7 +250,7 @@ def test_progress_counts_up_to_all_generations(tiny: Path) -> None:
     ]
 
 
-def test_eos_ends_a_generation_unless_it_is_ignored(tiny: Path, tmp_path: Path) -> None:
+def test_field_41_an_end_id_ends_a_generation_unless_it_is_ignored(tiny: Path, tmp_path: Path) -> None:
     """The model's own third token, made an end id: three tokens and stop eos; ignored, or another id: all eight."""
     ids = run(tiny).streams[0][0]
     folder = reconfigured(tiny, tmp_path / "m", lambda c: c["model"].update(eos_token_id=[511, ids[2]]))
@@ -277,6 +277,21 @@ def test_field_41_any_of_several_end_ids_ends(tiny: Path, tmp_path: Path, end: i
     folder = reconfigured(tiny, tmp_path / "m", lambda c: c["model"].update(eos_token_id=ends))
     [generation] = run(folder).lines.of("generation")
     assert (generation["ids"], generation["stop_reason"]) == (ids[: end + 1], "eos")
+
+
+@pytest.mark.parametrize("ends", [[511], None])
+def test_field_41_a_limit_of_one_is_one_token_and_of_none_is_refused(
+    tiny: Path, tmp_path: Path, ends: list[int] | None
+) -> None:
+    first = run(tiny).streams[0][0][0]
+    folder = reconfigured(tiny, tmp_path / "m", lambda c: c["model"].update(eos_token_id=ends or [511, first]))
+    outcome = run(folder, tokens=1)
+    [generation] = outcome.lines.of("generation")
+    assert (generation["ids"], generation["step_ns"]) == ([first], [])
+    assert generation["stop_reason"] == ("length" if ends else "eos")
+    assert outcome.facts["measured_tokens"] == 1 and outcome.broken_equations() == []
+    with pytest.raises(BadRequest, match="tokens is 0"):
+        parse_request(request(folder, tokens=0))
 
 
 # -- counters

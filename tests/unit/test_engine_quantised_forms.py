@@ -14,7 +14,7 @@ from engine.bind import lower
 from engine.conformance import run_nodes
 from engine.errors import UnsupportedModel
 from engine.graph import Graph, Node, Weight
-from tests.unit.engine_plain import F64, pack, stored
+from tests.unit.engine_plain import F64, compute, pack, stored
 from tests.unit.engine_rig import Bench
 from tests.unit.engine_small import MICROSOFT, VOCABULARY, Small
 
@@ -245,3 +245,88 @@ def test_tables_that_do_not_fit_are_refused(
     with pytest.raises(UnsupportedModel) as caught:
         lower(graph, 1)
     assert says in caught.value.message
+
+
+# -- MatMulNBits as a node
+
+
+def nbits(changed: dict[str, Weight], **attributes: Any) -> NDArray[Any]:
+    """Three columns of 107 blocks of 16 in 4 bits, on ones, with something changed."""
+    weights = {
+        "codes": stored("codes", np.full((3, 107, 8), 0x99, np.uint8)),
+        "scales": stored("scales", np.ones((3, 107), np.float32)),
+        **changed,
+    }
+    given_ = {"K": 107 * 16, "N": 3, "bits": 4, "block_size": 16, **attributes}
+    wiring = ("x", "codes", "scales", *(["points"] if "points" in weights else []))
+    x = np.ones((1, 1, given_["K"]), np.float32)
+    [y] = compute("MatMulNBits", {"x": x}, wiring=wiring, weights=weights, **given_)
+    return y
+
+
+def test_field_47_zero_points_absent_packed_and_in_float_for_107_blocks() -> None:
+    """A row of packed ones takes 54 bytes; the formula that has N * 107 / 2 of them in all is off by one and a half."""
+    packed = stored("points", np.full((3, 54), 0x77, np.uint8))
+    floats = stored("points", np.full((3, 107), 7.5, np.float32))
+    for points, each in (({}, 1.0), ({"points": packed}, 2.0), ({"points": floats}, 1.5)):
+        np.testing.assert_allclose(nbits(points), 107 * 16 * each)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "says"),
+    [
+        ("points", np.ones(161, np.uint8), "zero points 'points' are uint8[161], not 162 elements"),
+        ("points", np.ones((3, 53), np.uint8), "not 162 elements"),
+        ("points", np.ones((3, 107), np.uint8), "not 162 elements"),
+        ("points", np.ones((3, 54), np.float32), "not 162 elements"),
+        ("points", np.ones((3, 54), np.int8), "zero points 'points' are int8"),
+        ("scales", np.ones((3, 106), np.float32), "scales"),
+        ("codes", np.ones((3, 107, 7), np.uint8), "codes"),
+    ],
+)
+def test_field_47_a_tensor_of_the_wrong_size_is_refused(name: str, array: NDArray[Any], says: str) -> None:
+    says = says.replace("not 162 elements", "not 321 elements") if array.dtype == np.float32 else says
+    with pytest.raises(UnsupportedModel) as caught:
+        nbits({name: stored(name, array)})
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize("bits", [1, 2, 3, 5, 6, 7, 16])
+def test_field_47_bits_that_are_not_served_are_refused_and_never_zeros(bits: int) -> None:
+    with pytest.raises(UnsupportedModel, match=f"{bits} bits are not served"):
+        nbits({}, bits=bits)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    block=st.sampled_from([16, 32, 64, 128, 256, 512]),
+    bits=st.sampled_from([4, 8]),
+    k=st.integers(1, 1100),
+    n=st.integers(1, 5),
+    form=st.sampled_from(["none", "packed", "float"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_field_47_every_block_size_and_form_of_zero_point(
+    block: int, bits: int, k: int, n: int, form: str, seed: int
+) -> None:
+    """From node to result, with garbage behind K and in the half byte that fills a row up."""
+    random = np.random.default_rng(seed)
+    blocks, top = -(-k // block), (1 << bits) - 1
+    codes = random.integers(0, top + 1, (n, blocks * block)).astype(np.uint8)
+    scales = random.uniform(-1, 1, (n, blocks)).astype(np.float32)
+    zero = np.full((n, blocks), float(1 << (bits - 1)))
+    weights = {"scales": stored("scales", scales)}
+    weights["codes"] = stored("codes", pack(codes, bits).reshape(n, blocks, block * bits // 8))
+    if form == "packed":
+        points = random.integers(0, top + 1, (n, blocks)).astype(np.uint8)
+        weights["points"], zero = stored("points", pack(points, bits, int(random.integers(16)))), points.astype(float)
+    elif form == "float":
+        weights["points"] = stored("points", random.uniform(0, top, (n, blocks)).astype(np.float32))
+        zero = weights["points"].array().astype(np.float64)
+    of = np.arange(k) // block
+    w = (codes[:, :k].astype(np.float64) - zero[:, of]) * scales[:, of].astype(np.float64)
+    x = random.normal(size=(1, 2, k)).astype(np.float32)
+    wiring = ("x", "codes", "scales", *(["points"] if form != "none" else []))
+    attributes: dict[str, Any] = {"K": k, "N": n, "bits": bits, "block_size": block}
+    [y] = compute("MatMulNBits", {"x": x}, wiring=wiring, weights=weights, **attributes)
+    close(y, x, w.T)
