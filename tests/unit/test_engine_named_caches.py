@@ -162,13 +162,3 @@ def test_field_54_types_that_are_not_served_are_refused_at_load_by_name(tiny: Pa
     shown = {"DOUBLE": "float64"}.get(kind, kind if kind.startswith("FLOAT8") else kind.lower())
     assert outcome.code == 12 and f"KV cache of type {shown} is not served" in outcome.error["message"]
     assert outcome.error["counters"].get("device_htod_bytes", 0) == 0
-
-
-def test_field_54_types_mixed_between_layers_are_refused_with_both(tiny: Path, tmp_path: Path) -> None:
-    def edit(model: onnx.ModelProto) -> None:
-        for value in model.graph.input:
-            if value.name.startswith("past_key_values.1."):
-                value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
-
-    with pytest.raises(UnsupportedModel, match="KV cache of type float16, float32 is not served"):
-        lower(load(edited(tiny, tmp_path / "m", edit)), 1)

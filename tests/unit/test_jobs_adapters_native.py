@@ -153,7 +153,7 @@ def test_a_result_followed_by_a_failing_exit_is_no_success(tmp_path: Path, tree:
     assert "exit 139" in done.reason
 
 
-def test_field_22_the_deadline_is_enforced_by_the_parent(tmp_path: Path, tree: Path) -> None:
+def test_the_deadline_is_enforced_by_the_parent(tmp_path: Path, tree: Path) -> None:
     done = run(tmp_path, order_for(tree, sleep_s=60, timeout_s=1.0))
     assert (done.end, done.retry) == ("failed", True)
     assert done.reason.startswith("timeout")
