@@ -164,6 +164,9 @@ def evaluate(
     if f("resident") == 1:
         rows.append(Equation("W13", "all fits: page_ins == 0", "==", c("page_ins"), 0))
         rows.append(Equation("W13l", "all fits: loaded_keys == keys", "==", c("loaded_keys"), f("keys")))
+    if facts["kv_layout"] == "seq-major":
+        rows.append(Equation("A17", "seq-major: growth copies == 0", "==", c("kv_growth_dtod_bytes"), 0))
+        rows.append(Equation("A17g", "seq-major: graphs thrown away == 0", "==", c("invalidations"), 0))
     if capture:
         parts = c("warm_steps") + c("captures") + c("replays") + c("fallbacks")
         rows.append(Equation("A14", "invalidations <= captures", "<=", c("invalidations"), c("captures")))

@@ -177,6 +177,35 @@ def test_rows_in_one_call_and_one_by_one_are_the_same_bits(c: dict[str, Any], in
     assert [x.tobytes() for x in parts] == [x.tobytes() for x in whole]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    c=attentions(),
+    dtype=st.sampled_from(["float32", "float16", "int8"]),
+    wide=st.integers(0, 40),
+    shift=st.integers(0, 3),
+)
+def test_strides_and_capacity_of_a_cache_are_not_felt(c: dict[str, Any], dtype: str, wide: int, shift: int) -> None:
+    """Positions first or heads first, in a range of any capacity that starts anywhere: one list of bits."""
+    random = np.random.default_rng(c["seed"])
+    a, caches = arrays_of(c, random), cached(c, random, dtype)
+    scales = {n: np.full(1, 0.03, np.float32) for n in ("k_scale", "v_scale")} if dtype == "int8" else {}
+    capacity, kv_heads, _ = caches[0].shape
+    heads_first = []
+    for cache in caches:
+        flat = np.zeros(shift + (capacity + wide) * kv_heads * D, cache.dtype)
+        view = flat[shift:].reshape(kv_heads, capacity + wide, D).transpose(1, 0, 2)
+        view[:capacity] = cache
+        heads_first.append(view)
+    found = []
+    for k_cache, v_cache in (caches, heads_first):
+        y = np.zeros_like(a["y"])
+        kernels.get("gqa").run({**a, "y": y, "k_cache": k_cache, "v_cache": v_cache, **scales}, params_of(c))
+        found.append(y.tobytes())
+    assert found[0] == found[1]
+    for here, there in zip(caches, heads_first, strict=True):
+        assert here.tobytes() == there[:capacity].tobytes()
+
+
 @pytest.mark.parametrize(("window", "length"), [(1, 1), (1, 2), (1, 3), (4, 3), (4, 4), (4, 5), (4, 6)])
 def test_windows_at_their_own_length_and_one_more(window: int, length: int) -> None:
     """W keys are seen, the query's own among them, at lengths W - 1 to W + 2; a sink takes its share of the weight."""

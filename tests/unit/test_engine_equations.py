@@ -47,6 +47,7 @@ FACTS: dict[str, int | float | str] = {
     "peak_weight_mapped_bytes": 8192,
     "pool_free_bytes": 4096,
     "kv_needed_bytes": 4000,
+    "kv_layout": "head-major",
     "kv_bytes_per_token": 10,
     "gather_bytes_per_token": 7,
     "positions_asked": 6,
@@ -120,14 +121,22 @@ def test_a_counter_that_is_off_breaks_its_equation(changes: dict[str, int], name
         ({"kv_foreseen_peak_bytes": 0}, {"K2"}),
         ({"kv_foreseen_growths": 0}, {"K3"}),
         ({"kv_copied_positions": 0}, {"K4"}),
+        ({"kv_layout": "seq-major"}, {"A17"}),
         ({"mapped_after_close_bytes": 4096}, {"L0"}),
         ({"owned_after_close_bytes": 4096}, {"L1"}),
         ({"resident": 1}, {"W13", "W13l"}),
         ({"requested_bytes_per_step": 201}, {"W4"}),
     ],
 )
-def test_a_fact_that_is_off_breaks_its_equation(changes: dict[str, int], names: set[str]) -> None:
+def test_a_fact_that_is_off_breaks_its_equation(changes: dict[str, int | str], names: set[str]) -> None:
     assert broken(COUNTERS, {**FACTS, **changes}) == names
+
+
+def test_seq_major_keeps_its_graphs() -> None:
+    still = {**COUNTERS, "kv_growth_dtod_bytes": 0, "device_dtod_bytes": 0}
+    facts = {**FACTS, "kv_layout": "seq-major", "kv_copied_positions": 0}
+    assert broken(still, facts) == set()
+    assert broken({**still, "invalidations": 1}, facts) == {"A17g"}
 
 
 @pytest.mark.parametrize(
