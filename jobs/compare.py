@@ -67,9 +67,12 @@ def exact_rows(
     """One row for each exact metric that either arm records, gating ones first, then by name."""
     declared = tuple(expectations)
     names = _exact_names(base) | _exact_names(head) | gates.GATING
+    stepped = any(len(g.ids) > 1 for arm in (base, head) for run in arm.runs for g in run.record.generations)
     rows = []
     for name in sorted(names, key=lambda name: (name not in gates.GATING, name)):
         metric = gates.exact_metric(name)
+        recorded = {base.value(name), head.value(name)} != {NOT_RECORDED}
+        asked = stepped or recorded or name not in gates.STEP_METRICS
         ruling = gates.rule(
             metric,
             base.value(name),
@@ -82,13 +85,13 @@ def exact_rows(
                 metric=name,
                 unit=metric.unit,
                 direction=metric.direction,
-                gating=(metric.gating or ruling.klass == "regressed") and not standing.unjudged,
+                gating=asked and (metric.gating or ruling.klass == "regressed") and not standing.unjudged,
                 base=base.value(name),
                 head=head.value(name),
                 delta=ruling.delta,
                 klass=_standing_class(ruling.klass, standing),
                 run_ids=_run_ids(base, head),
-                note=_note(ruling.note, standing),
+                note=_note(ruling.note if asked else gates.NO_STEP, standing),
             )
         )
     return tuple(rows)

@@ -33,6 +33,11 @@ GATING: frozenset[str] = frozenset(
 )
 """Exact metrics that may turn the exit code red. All others are listed and never gate."""
 
+STEP_METRICS: frozenset[str] = frozenset({"step_kernels"})
+"""Counters of the one-token steps: they cannot be there where every generation gave a single id, its prefill's."""
+
+NO_STEP = "not asked for: no generation gave a second id, so no one-token step ran"
+
 CAPTURE_SIGNS: frozenset[str] = frozenset({"segments", "replays"})
 """Counters that are 0 exactly where no step runs from a graph: compared only between arms that both capture."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs import compare, judge_pair, judge_runs, outcomes
+from jobs import compare, gates, judge_pair, judge_runs, outcomes
 from jobs.docket import Docket
 from jobs.judge_arm import ArmEvidence, set_aside, view, weigh
 from jobs.model import CellPlan, Manifest, RunFact
@@ -127,7 +127,9 @@ class _Cell:
         if not reason and self.manifest.gate.exact != "off":
             judge_pair.find_other_lengths(self.docket, arm, rows)
         null = self.nulls[0] if self.nulls else None
-        self.exact += judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
+        exact = judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
+        self.notes += [f"{row.metric} of {arm.name}: {gates.NO_STEP}" for row in exact if gates.NO_STEP in row.note]
+        self.exact += exact
         self.time += judge_pair.judge_time(self.docket, self.manifest, base, arm, null, standing)
 
     def _capture(self, arm: ArmEvidence) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import signal
 import sys
 import traceback
 from importlib import import_module
@@ -95,8 +94,6 @@ def main() -> None:
     """Entry point of the console script."""
     arguments = sys.argv[1:]
     command = _command(arguments)
-    if command == "run":  # until it listens itself: while modules are imported, a KeyboardInterrupt can be swallowed
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
     streams = take_streams(quiet=command != "engine")  # a long run without a reader ends, with a code of its own
     sys.exit(_ended(call(arguments), command, streams))
 

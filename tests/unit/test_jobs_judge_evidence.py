@@ -105,6 +105,34 @@ def test_a_gating_metric_that_varies_is_no_pass_where_its_gate_advises(documents
     assert (verdict.outcome, verdict.exit_code) == ("MISSING", 0)
 
 
+def one_token(documents: Any, tokens: int = 1, **head: Any) -> Any:
+    """A sweep whose arms give `tokens` ids a generation and record no kernels of a one-token step."""
+    first = {"ids": lambda _run, _generation: documents.IDS[:tokens], "changes": {"step_kernels": None}}
+    settings = RunSettings(tokens=tokens, generations=3, ignore_eos=True)
+    arms = {"base": documents.arm(**first), "head": documents.arm(**{**first, **head})}
+    return verdict_of(documents.sweep(cell={"settings": settings}, **arms))
+
+
+def test_a_counter_of_steps_that_could_not_be_is_not_asked_for_and_that_is_said(documents: Any) -> None:
+    """`tokens: 1`: the one id is the prefill's."""
+    verdict = one_token(documents)
+    assert (verdict.outcome, verdict.exit_code) == ("PASS", 0)
+    row = exact(verdict, "step_kernels")
+    assert (row.klass, row.gating) == ("not_recorded", False)
+    assert "no one-token step ran" in row.note
+    assert any(note.startswith("step_kernels of head: not asked for") for note in verdict.cells[0].notes)
+    assert exact(verdict, "segments").gating
+
+
+@pytest.mark.parametrize(
+    ("tokens", "head"), [(2, {}), (1, {"changes": {}}), (1, {"changes": {"step_kernels": None, "segments": None}})]
+)
+def test_a_counter_that_could_be_there_is_asked_for(documents: Any, tokens: int, head: dict[str, Any]) -> None:
+    """A second id was given; or one arm records it; or another counter is gone, which needs no step."""
+    verdict = one_token(documents, tokens, **head)
+    assert (verdict.outcome, verdict.exit_code) == ("MISSING", 3)
+
+
 # ---- capture -----------------------------------------------------------------------------------------------------
 
 
