@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from jobs.errors import SpecError
 from jobs.model import Manifest
-from jobs.store import Store
+from jobs.store import Store, SweepRow
 
 
 def open_by_id(store: Store, prefix: str, harness: str) -> tuple[str, Manifest]:
     """An unjudged sweep by its id. Raises SpecError when it is judged, or was begun by another state of assay."""
     row = store.sweep(prefix)
     if row.state != "open":
-        raise SpecError(
-            f"sweep {row.id} is judged already and has no run left to make",
-            f"read it with assay report {row.id} --format text, or run the sweep anew without --resume",
-        )
+        raise _judged(store, row)
     if row.harness_digest != harness:
         raise SpecError(
             f"sweep {row.id} was begun by another state of assay ({row.harness_digest[:12]}, now {harness[:12]})",
@@ -30,6 +27,9 @@ def open_by_manifest(store: Store, manifest: Manifest, harness: str) -> str:
         return found
     named = [row for row in store.sweeps() if row.name == manifest.name and row.state == "open"]
     if not named:
+        done = [row for row in store.sweeps() if row.name == manifest.name]
+        if done:
+            raise _judged(store, done[0])
         raise SpecError(f"no unjudged sweep {manifest.name!r} in this store", "leave --resume out")
     differs = changes(store.manifest(named[0].id), manifest)
     if named[0].harness_digest != harness:
@@ -37,6 +37,15 @@ def open_by_manifest(store: Store, manifest: Manifest, harness: str) -> str:
     raise SpecError(
         f"sweep {named[0].id} is open but was begun with another state of: {', '.join(differs)}",
         "restore that state, or start anew without --resume",
+    )
+
+
+def _judged(store: Store, row: SweepRow) -> SpecError:
+    verdict = store.verdict(row.id)
+    told = f": {verdict.outcome}, exit {verdict.exit_code}" if verdict is not None else ""
+    return SpecError(
+        f"sweep {row.id} is judged already{told}; it has no run left to make",
+        f"read it with assay report {row.id} --format text, or run the sweep anew: assay run SWEEP without --resume",
     )
 
 

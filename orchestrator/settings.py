@@ -11,6 +11,7 @@ from pathlib import Path
 import platformdirs
 
 from jobs.errors import SpecError
+from jobs.store.connect import shown_url
 from orchestrator.lock import lock_folder
 
 STORE_FILE = Path(".assay/store.db")
@@ -25,12 +26,17 @@ class Settings:
     """
 
     cwd: Path
-    store_url: str
+    store_url: str = field(repr=False)
     out: Path
     cache: Path
     state: Path
     host: str
     environ: Mapping[str, str] = field(repr=False)
+
+    @property
+    def store_shown(self) -> str:
+        """The store's URL without its password, for all that is printed."""
+        return shown_url(self.store_url)
 
     @property
     def spool(self) -> Path:

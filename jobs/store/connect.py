@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,9 @@ LOCK_WAIT_S = 30
 CONNECT_WAIT_S = 10
 TRIES = 4
 RETRY_PAUSE_S = 0.25
+SECRETS = frozenset({"password", "sslpassword"})
+"""Parameters of a PostgreSQL URL's query that are not shown."""
+SECRET_WORDS = re.compile(r"\b((?:ssl)?password)=[^&\s]*", re.IGNORECASE)
 POSTGRES_RETRY = frozenset({"40001", "40P01", "55P03", "23505"})
 """Serialization failure, deadlock, lock not available; and a unique violation, since the second try sees the row."""
 
@@ -41,7 +45,7 @@ class Database:
         self, url: str, *, sleep: Callable[[float], None] = time.sleep, lock_wait_s: float = LOCK_WAIT_S
     ) -> None:
         self.url = parse_url(url)
-        self.shown = self.url.render_as_string(hide_password=True)
+        self.shown = shown_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._sleep = sleep
         self._engine = _engine(self.url, lock_wait_s)
@@ -132,6 +136,22 @@ class Database:
         return "check the URL, that the server runs and that it may be reached from here"
 
 
+def shown_url(text: str) -> str:
+    """A store's URL as anyone may read it: without a password, wherever it stands. What is no URL comes back unread."""
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        return _unreadable_url(text)
+    if url.password is None and not SECRETS & set(url.query):
+        return text
+    return url._replace(password=None).difference_update_query(SECRETS).render_as_string(hide_password=False)
+
+
+def _unreadable_url(text: str) -> str:
+    """Its end alone, since what stands before the last @ may hold a password."""
+    return SECRET_WORDS.sub(r"\1=***", text.rsplit("@", maxsplit=1)[-1])
+
+
 def parse_url(text: str) -> URL:
     """A store's URL with its driver named. Raises StoreError for what is neither SQLite nor PostgreSQL."""
     remedy = "give sqlite:///PATH or postgresql://USER@HOST/NAME"
@@ -139,7 +159,7 @@ def parse_url(text: str) -> URL:
         url = make_url(text)
         backend = url.get_backend_name()
     except (ArgumentError, NoSuchModuleError, ValueError) as error:
-        raise StoreError(f"{text.rsplit('@', maxsplit=1)[-1]!r} is no store URL", remedy) from error
+        raise StoreError(f"{_unreadable_url(text)!r} is no store URL", remedy) from error
     if backend == "sqlite":
         if url.database in {None, "", ":memory:"}:
             raise StoreError("a store in memory is gone with its process", "give sqlite:///PATH")

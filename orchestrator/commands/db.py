@@ -28,11 +28,11 @@ def upgrade(store: StoreOption = None, as_json: JsonOption = False) -> None:
     before = migrate.current(given.store_url)
     after = migrate.upgrade(given.store_url)
     if as_json:
-        say_json({"store": given.store_url, "before": before.current, "after": after.current})
+        say_json({"store": given.store_shown, "before": before.current, "after": after.current})
     elif before.is_current:
-        say(f"{given.store_url} is at the newest revision, {after.current}")
+        say(f"{given.store_shown} is at the newest revision, {after.current}")
     else:
-        say(f"{given.store_url}: {before.current or 'empty'} -> {after.current}")
+        say(f"{given.store_shown}: {before.current or 'empty'} -> {after.current}")
 
 
 def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
@@ -41,9 +41,9 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
     state = migrate.check(given.store_url)
     sweeps = _read_all(given)
     if as_json:
-        say_json({"store": given.store_url, "revision": state.current, "sweeps": sweeps})
+        say_json({"store": given.store_shown, "revision": state.current, "sweeps": sweeps})
     else:
-        say(f"{given.store_url} is at the newest revision, {state.current}; {sweeps} sweeps can be read")
+        say(f"{given.store_shown} is at the newest revision, {state.current}; {sweeps} sweeps can be read")
 
 
 def _read_all(given: Settings) -> int:

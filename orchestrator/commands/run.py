@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from jobs.order import run_order
 from jobs.provenance import harness_digest, own_root
 from jobs.spec import SweepSpec, load, plan
 from jobs.store import Store
-from jobs.store.connect import parse_url
+from jobs.store.connect import shown_url
 from orchestrator.commands.shown import shown
 from orchestrator.commands.terminal import (
     JsonOption,
@@ -87,7 +88,8 @@ def run(
     with_store = open_store(given, migrate=True)
     try:
         sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume, stop)
-        _work(with_store, sweep_id, manifest, asked, given, f"assay run {sweep} --resume{_store_words(store)}", stop)
+        way_on = f"assay run {shlex.quote(sweep)} --resume{store_words(store)}"
+        _work(with_store, sweep_id, manifest, asked, given, way_on, stop)
         verdict = judge_sweep(with_store, sweep_id)
         done = write_reports(with_store, sweep_id, verdict, given.out)
     finally:
@@ -111,9 +113,8 @@ def _has_store(given: Settings, sweep: str, spec: SweepSpec | None) -> None:
     """Raise SpecError when there is no store to resume from: one must not come into being by that."""
     if migrate.current(given.store_url).current is None:
         what = f"no id begins with {sweep!r}" if spec is None else f"no unjudged sweep {spec.form.sweep!r}"
-        place = parse_url(given.store_url).render_as_string(hide_password=True)
         remedy = "name the store with --store" if spec is None else "name the store with --store, or leave --resume out"
-        raise SpecError(f"{what} in this store: {place} is not there or empty", remedy)
+        raise SpecError(f"{what} in this store: {given.store_shown} is not there or empty", remedy)
 
 
 def _submitted(
@@ -187,8 +188,13 @@ def _work(
         raise HostLost(f"{lost} (go on with: {how_to_resume})") from lost
 
 
-def _store_words(store: str | None) -> str:
-    return f" --store {store}" if store else ""
+def store_words(store: str | None) -> str:
+    """The option as given, without a password: that the database's own library takes from the environment too."""
+    if not store:
+        return ""
+    if "://" not in store or (shown := shown_url(store)) == store:
+        return f" --store {shlex.quote(store)}"
+    return f" --store {shlex.quote(shown)} (set PGPASSWORD, or write the password into the URL again: it is not shown)"
 
 
 def _show(done: Concluded, sweep_id: str, given: Settings, as_json: bool) -> None:
@@ -203,7 +209,7 @@ def _show(done: Concluded, sweep_id: str, given: Settings, as_json: bool) -> Non
                 "headline": verdict.headline,
                 "next_step": verdict.next_step,
                 "cells": [{"cell": cell.cell, "outcome": cell.outcome} for cell in verdict.cells],
-                "store": given.store_url,
+                "store": given.store_shown,
                 **paths,
             }
         )
@@ -212,7 +218,7 @@ def _show(done: Concluded, sweep_id: str, given: Settings, as_json: bool) -> Non
         say_table(table.title, table.headings, table.rows)
     say(f"\n{verdict.outcome}: {shown(verdict.headline)}\nnext: {verdict.next_step}\n")
     say(f"sweep    {sweep_id}")
-    for word, path in {**paths, "store": given.store_url}.items():
+    for word, path in {**paths, "store": given.store_shown}.items():
         say(f"{word:<8} {path}")
 
 
