@@ -49,11 +49,16 @@ class ClearPolicy:
 
 @dataclass(frozen=True, slots=True)
 class ClearVerdict:
-    """The answer with its reasons; `grade` says how far foreign processes could be told apart."""
+    """The answer with its reasons; `grade` says how far foreign processes could be told apart.
+
+    `fault`: the card or what shows it is at fault (unfit, or something unknown and no foreign work in sight). Somebody
+    has to mend the host, while others' work and slowed clocks only have to end.
+    """
 
     verdict: Clearness
     grade: Grade
     reasons: tuple[str, ...] = ()
+    fault: bool = False
 
     @property
     def clear(self) -> bool:
@@ -76,14 +81,15 @@ def judge(
     process table as we see it; a listed PID outside it tells of a container whose PIDs are hidden.
     """
     unknown = _unknown(snapshot, moment)
-    contended = [*_unfit(snapshot, policy), *_foreign(snapshot, policy, moment, ours, visible)]
+    unfit, foreign = _unfit(snapshot, policy), _foreign(snapshot, policy, moment, ours, visible)
+    contended = [*unfit, *foreign]
     throttled = _throttled(snapshot, policy)
     grade: Grade = "scripted" if simulated else _grade(snapshot, policy, visible)
     reasons = (*contended, *unknown, *throttled)
     if contended:
-        return ClearVerdict("contended", grade, reasons)
+        return ClearVerdict("contended", grade, reasons, fault=bool(unfit))
     if unknown:
-        return ClearVerdict("unknown", grade, reasons)
+        return ClearVerdict("unknown", grade, reasons, fault=True)
     if throttled:
         return ClearVerdict("throttled", grade, reasons)
     return ClearVerdict("clear", grade)
@@ -98,6 +104,7 @@ def worst(verdicts: list[ClearVerdict]) -> ClearVerdict:
         max((v.verdict for v in verdicts), key=severity.index),
         max((v.grade for v in verdicts), key=weakness.index),
         tuple(dict.fromkeys(reason for v in verdicts for reason in v.reasons)),
+        any(v.fault for v in verdicts),
     )
 
 

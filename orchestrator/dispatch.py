@@ -218,12 +218,12 @@ class Dispatcher:
         if now_s - seat.dirty_since_s <= self._limits.queue_timeout_s:
             return
         waited = f"{reason}; waited {self._limits.queue_timeout_s:g} s"
-        if verdict.verdict != "throttled":
+        if verdict.fault:
             raise HostLost(waited)
         self._give_up(seat, waited)
 
     def _give_up(self, seat: Seat, reason: str) -> None:
-        """A card that stays slowed is no fault of the host's: the run in hand ends without a sample, unproven."""
+        """A card that stays slowed or in others' hands is no fault: the run in hand ends without a sample, unproven."""
         assert seat.claim is not None
         claim, run = seat.claim, seat.runs[0]
         attempt = self._store.open_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)

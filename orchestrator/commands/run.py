@@ -23,6 +23,7 @@ from jobs.provenance import harness_digest, own_root
 from jobs.spec import SweepSpec, load, plan
 from jobs.store import Store
 from jobs.store.connect import shown_url
+from orchestrator.cards import ProbeError
 from orchestrator.commands.shown import shown
 from orchestrator.commands.terminal import (
     JsonOption,
@@ -184,7 +185,7 @@ def _work(
     except (Stopped, KeyboardInterrupt):
         sys.stderr.write(f"stopped; every child is ended. Go on with: {how_to_resume}\n")
         raise typer.Exit(128 + (stop.number or signal.SIGINT)) from None
-    except HostLost as lost:
+    except (HostLost, ProbeError) as lost:
         raise HostLost(f"{lost} (go on with: {how_to_resume})") from lost
 
 

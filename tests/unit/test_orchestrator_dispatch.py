@@ -202,17 +202,32 @@ def test_a_dirty_card_is_a_wait_with_a_reason_and_no_attempt(field: Field) -> No
     assert "4000001" in waits[0].message
 
 
-def test_a_card_that_never_clears_ends_the_wait_with_its_reason(field: Field) -> None:
-    field.scripts["w0"] = [{"mig_enabled": True}]
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [({"mig_enabled": True}, "MIG is on"), ({"error": "the card fell off the bus"}, "the card fell off the bus")],
+)
+def test_a_card_at_fault_ends_the_wait_as_a_fault_of_the_host(field: Field, state: dict[str, Any], words: str) -> None:
+    field.scripts["w0"] = [state]
     sweep_id, manifest = field.submit({"base": {}, "head": {}}, limits=Limits(queue_timeout_s=1))
-    with pytest.raises(HostLost, match="MIG is on"):
+    with pytest.raises(HostLost, match=words):
         field.work(sweep_id, manifest)
     left = field.store.pending(sweep_id)
     assert (left.pending, left.leased_blocks, left.live_attempts) == (4, 0, 0)
 
 
-def test_field_19_a_card_that_stays_slowed_ends_in_an_open_verdict_and_not_in_a_fault(field: Field) -> None:
-    field.scripts["w0"] = [{"throttle_bits": 0x40}]
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        ({"throttle_bits": 0x40}, "hardware thermal slowdown"),
+        ({"processes": [{"pid": 4_000_001, "used_bytes": 5}]}, "process 4000001"),
+        ({"processes": [{"pid": 4_000_001}], "ecc_uncorrected": None}, "process 4000001"),
+        ({"used_bytes": 9 << 30}, "no process listed"),
+    ],
+)
+def test_field_19_a_card_slowed_or_used_by_others_all_the_time_is_an_open_verdict_and_no_fault(
+    field: Field, state: dict[str, Any], words: str
+) -> None:
+    field.scripts["w0"] = [state]
     sweep_id, manifest = field.submit({"base": {}, "head": {}}, limits=Limits(queue_timeout_s=1))
     begin_s = time.monotonic()
     done = field.work(sweep_id, manifest)
@@ -220,7 +235,7 @@ def test_field_19_a_card_that_stays_slowed_ends_in_an_open_verdict_and_not_in_a_
     assert (done.pending, done.exhausted, done.leased_blocks) == (0, 4, 0)
     tries = field.attempts(sweep_id)["base"]
     assert [state for state, _ in tries] == ["contaminated"] * 2
-    assert "hardware thermal slowdown" in tries[0][1]
+    assert words in tries[0][1]
     verdict = judge(field.store.judge_input(sweep_id))
     assert isinstance(verdict, Verdict)
     assert verdict.exit_code == 3
