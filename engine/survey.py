@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.capture import CapturePlan, cut
@@ -13,6 +13,7 @@ from engine.config import parse_share
 from engine.counters import Tally
 from engine.device.base import Profile
 from engine.device.plan_only import PlanDevice
+from engine.duplicates import duplicates
 from engine.graph import Weight
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager, minimum_budget
@@ -115,6 +116,7 @@ def _keys(plan: Plan, granule_bytes: int) -> dict[str, Any]:
         "largest": {"name": largest.name, "nbytes": largest.nbytes},
         "widest_step": {"node": widest.node, "nbytes": sum(plan.keys[k].nbytes for k in widest.keys)},
         "minimum_budget_bytes": minimum_budget(plan, granule_bytes),
+        "duplicates": [asdict(d) for d in duplicates(plan)],
     }
 
 

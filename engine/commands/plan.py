@@ -72,6 +72,7 @@ def text_of(d: dict[str, Any]) -> str:
         f"minimum_budget_bytes={keys['minimum_budget_bytes']}",
         f"largest_key: {keys['largest']['name']} nbytes={keys['largest']['nbytes']}",
         f"widest_step: {keys['widest_step']['node']} nbytes={keys['widest_step']['nbytes']}",
+        *(f"duplicate: {c['key']} holds {c['table']} again nbytes={c['nbytes']}" for c in keys["duplicates"]),
         *(f"{name}: {_pairs(d[name])}" for name in ("constants", "hosts", "states", "kv", "pass", "residency")),
     ]
     rows += [f"kv_layout: {_pairs(layout)}" for layout in d["kv_layouts"]]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from engine.bind import lower
+from engine.duplicates import duplicates
 from engine.errors import UnsupportedModel
 from engine.graph import Graph
+from engine.survey import Setting, survey
 from tests.unit.engine_plain import compute, stored
 from tests.unit.engine_rig import Bench
 from tests.unit.engine_small import VOCABULARY, Small
@@ -142,3 +146,42 @@ def test_a_transposed_table_that_does_not_fit_is_refused() -> None:
     s.add("MatMul", x, s.add("Transpose", s.drawn("w", 12, 17), perm=[1, 0]), outputs=("logits",))
     with pytest.raises(UnsupportedModel, match=r"does not fit input"):
         Bench(s.graph())
+
+
+def twice(dtype: str, how: str) -> Graph:
+    """The table, and a head of the same numbers under a name of its own: as it lies, or transposed."""
+    s = Small(seed=3)
+    table = s.weight("table", s.random.normal(size=(VOCABULARY, s.hidden)), dtype)
+    x = s.attended(s.add("Gather", table, "input_ids"))
+    values = s.weights["table"].array()
+    if how == "as it lies":
+        s.weight("copy", values, dtype)
+        turned(s, x, "copy")
+    else:
+        values = np.ascontiguousarray(values.T)
+        values[0, 0] += how == "one number off"
+        s.weight("copy", values, dtype)
+        s.add("MatMul", x, "copy", outputs=("logits",))
+    return s.graph()
+
+
+@pytest.mark.parametrize("dtype", ["float32", *HALVES])
+@pytest.mark.parametrize("how", ["as it lies", "transposed"])
+def test_field_53_a_table_that_was_written_twice_is_counted_twice_and_named(how: str, dtype: str) -> None:
+    graph = twice(dtype, how)
+    plan = lower(graph, 1)
+    assert plan.weight_bytes == sum(w.nbytes for n, w in graph.weights.items() if n != "table")
+    document = survey(plan, Setting())
+    copy = {"key": "copy", "table": "table", "nbytes": graph.weights["copy"].nbytes}
+    assert document["keys"]["duplicates"] == [copy]
+
+
+def test_field_53_what_only_resembles_the_table_is_no_copy_of_it() -> None:
+    assert duplicates(lower(twice("float32", "one number off"), 1)) == ()
+    tied = decoder(turned, "float32")
+    assert duplicates(lower(tied, 1)) == (), "one initialiser is one"
+    graph = twice("float32", "transposed")
+    for name in ("table", "copy"):  # as in a folder whose weights are still to be made
+        shape = graph.weights[name].shape
+        graph = replace(graph, weights={**graph.weights, name: stored(name, np.zeros(shape, np.float32))})
+    assert duplicates(lower(graph, 1)) == ()
