@@ -23,6 +23,8 @@ from engine.graph import NEWEST, DecoderInfo, Dim, Graph, Node, Subgraph, Value,
 
 LFS_MARK = b"version https://git-lfs.github.com/spec/"
 _AGAIN = "export the model again"
+_EXTERNAL_KEYS = ("location", "offset", "length", "checksum", "basepath")
+"""What the standard has, and onnxruntime's prepacked_0, ... beside them."""
 _ELEMENT: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.FLOAT16: "float16",
@@ -283,6 +285,11 @@ def _external(
     tensor: onnx.TensorProto, folder: Path, expected: int, maps: dict[Path, NDArray[np.uint8]]
 ) -> NDArray[np.uint8]:
     entries = {_text(e.key): _text(e.value) for e in tensor.external_data}
+    for key in entries:  # a misspelt offset would read other numbers in silence
+        if key not in _EXTERNAL_KEYS and not key.startswith("prepacked_"):
+            raise ModelFilesError(f"initialiser {tensor.name}: external data has the unknown entry {key!r}", _AGAIN)
+    if len(entries) != len(tensor.external_data):
+        raise ModelFilesError(f"initialiser {tensor.name}: external data has an entry twice", _AGAIN)
     path = inside(folder, entries.get("location", ""), f"initialiser {tensor.name}: data ")
     try:
         offset, length = int(entries.get("offset", "0")), int(entries.get("length", str(expected)))

@@ -186,6 +186,24 @@ def test_field_44_offsets_and_lengths(tiny: Path, tmp_path: Path, entry: str, va
     assert GATE in error.message
 
 
+@pytest.mark.parametrize("key", ["ofset", "Offset", "", "offset "])
+def test_field_44_an_entry_that_the_standard_does_not_have_is_refused(tiny: Path, tmp_path: Path, key: str) -> None:
+    """Overlooked, it would leave the default: another tensor's numbers."""
+    error = refusal(moved(tiny, tmp_path / "m", key, "4096"))
+    assert GATE in error.message and repr(key) in error.message
+
+
+def test_field_44_an_entry_given_twice_is_refused_and_others_of_the_standard_are_not(
+    tiny: Path, tmp_path: Path
+) -> None:
+    def edit(model: onnx.ModelProto) -> None:
+        initializer(model, GATE).external_data.add(key="offset", value="0")
+
+    assert "twice" in refusal(edited(tiny, tmp_path / "m", edit)).message
+    for n, key in enumerate(("checksum", "prepacked_0")):
+        assert load(moved(tiny, tmp_path / f"n{n}", key, "00")).weights[GATE].nbytes == 16384
+
+
 def test_field_44_a_length_left_out_is_the_tensors_own(tiny: Path, tmp_path: Path) -> None:
     assert load(moved(tiny, tmp_path / "m", "length", None)).weights[GATE].nbytes == 16384
 
