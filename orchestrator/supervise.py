@@ -7,12 +7,13 @@ also keeps both signals for itself, of which Ray takes one; it passes them on th
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -49,10 +50,15 @@ class StopFlag:
         """Whether an end was asked for."""
         return self.number != 0
 
-    def listen(self) -> None:
-        """Take both signals."""
-        for number in SIGNALS:
-            signal.signal(number, self._heard)
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopFlag]:
+        """Take both signals for as long as it lasts; afterwards they are whose they were."""
+        before = {number: signal.signal(number, self._heard) for number in SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def _heard(self, number: int, _frame: FrameType | None) -> None:
         first = not self.number

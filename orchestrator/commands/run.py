@@ -79,9 +79,17 @@ def run(
     if dry_run:
         _show_plan(sweep, given, as_json)
         return
-    stop = StopFlag()
-    stop.listen()
     out_folder(given.out)
+    with StopFlag().listening() as stop:
+        done, sweep_id = _run(sweep, given, asked, resume, store_words(store), stop)
+    _show(done, sweep_id, given, as_json)
+    raise typer.Exit(done.verdict.exit_code)
+
+
+def _run(
+    sweep: str, given: Settings, asked: int | None, resume: bool, store_option: str, stop: StopFlag
+) -> tuple[Concluded, str]:
+    """Submit or reopen, run, judge and report; what came of it, and the sweep's id."""
     by_id = resume and not os.path.exists(sweep)  # noqa: PTH110 - Path.exists raises for a name that is too long
     spec = None if by_id else load(Path(sweep))
     if resume:
@@ -89,14 +97,12 @@ def run(
     with_store = open_store(given, migrate=True)
     try:
         sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume, stop)
-        way_on = f"assay run {shlex.quote(sweep)} --resume{store_words(store)}"
+        way_on = f"assay run {shlex.quote(sweep)} --resume{store_option}"
         _work(with_store, sweep_id, manifest, asked, given, way_on, stop)
         verdict = judge_sweep(with_store, sweep_id)
-        done = write_reports(with_store, sweep_id, verdict, given.out)
+        return write_reports(with_store, sweep_id, verdict, given.out), sweep_id
     finally:
         with_store.close()
-    _show(done, sweep_id, given, as_json)
-    raise typer.Exit(verdict.exit_code)
 
 
 def _asked(cards: str) -> int | None:

@@ -16,12 +16,10 @@ from orchestrator.supervise import SIGNALS, StopFlag, deaf, supervised
 
 @pytest.fixture
 def stop() -> Iterator[StopFlag]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    flag = StopFlag(polls=True)
-    flag.listen()
-    yield flag
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with StopFlag(polls=True).listening() as flag:
+        yield flag
+    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def until(stop: StopFlag) -> None:
