@@ -11,7 +11,7 @@ from engine.ops.attributes import number, whole
 from engine.ops.matmul import FLOATS
 from engine.ops.rotary import check_start
 from engine.plan import KvGeometry, Operand, Ref
-from engine.values import ByLength, LengthValue, Past, Refusal, WeightValue
+from engine.values import ByLength, LengthValue, Past, Positions, Refusal, WeightValue
 
 _SERVED = {
     "causal": 1,
@@ -35,8 +35,10 @@ def group_query_attention(b: Lowering, node: Node) -> None:
     window = whole(node, "local_window_size", -1)
     if whole(node, "sliding_window_cache", 0) and window < 1:  # with one, a cache that grows gives the same numbers
         raise Refusal(f"sliding_window_cache = {a['sliding_window_cache']} without a window is not served")
-    if any(node.input(i) for i in (9, 10)):
-        raise Refusal("position ids and bias are not served")
+    if node.input(10):
+        raise Refusal("a bias is not served")
+    if node.input(9) and b.value(node.input(9)) != Positions((1, b.rows)):
+        raise Refusal("position ids that do not count from the cached length are not served")
     past = cached(b, node, 3)
     if b.value(node.input(5)) != LengthValue(-1) or b.value(node.input(6)) != LengthValue(0):
         raise Refusal("sequence lengths do not follow from the attention mask")

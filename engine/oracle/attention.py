@@ -15,8 +15,10 @@ def _group_query_attention(i: Inputs) -> Computed:
     """onnxruntime's order: norm, rotary, scale, softcap, mask, softmax; a window counts the query itself."""
     i.only("causal", 1)
     i.only("qk_output", 0)
-    if i.has(9) or i.has(10):
-        raise Unserved("position ids or a bias as inputs")
+    if i.has(10):
+        raise Unserved("a bias as an input")
+    if i.has(9) and not np.array_equal(i.stored(9), np.arange(i.positions)[None]):
+        raise Unserved("position ids that do not count up from 0")
     _check_lengths(i)
     heads, kv_heads = i.whole("num_heads", 0), i.whole("kv_num_heads", 0)
     q, k, v = _heads(i, heads, kv_heads)

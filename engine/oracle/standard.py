@@ -217,6 +217,9 @@ def _split(i: Inputs) -> Computed:
 def _slice(i: Inputs) -> Computed:
     starts, ends = i.integers(1) or [], i.integers(2) or []
     axes, steps = i.integers(3) or list(range(len(starts))), i.integers(4) or [1] * len(starts)
+    last = starts == [-1] and axes in ([1], [-2]) and steps == [1]
+    if last and i[0].ndim == 3 and ends[0] >= i.positions == i[0].shape[1]:
+        return i[0]  # each call's last row alone: the head sees all of them here
     cuts = [slice(None)] * i[0].ndim
     for axis, start, end, step in zip(axes, starts, ends, steps, strict=True):
         cuts[axis] = slice(start, end, step)

@@ -10,9 +10,9 @@ import pytest
 from engine import oracle
 from engine.bind import lower
 from engine.errors import UnsupportedModel
-from engine.graph import Graph
+from engine.graph import Graph, Value
 from tests.unit.engine_rig import Bench
-from tests.unit.engine_small import HEAD_SIZE, HEADS, MICROSOFT, Small
+from tests.unit.engine_small import CONTEXT, HEAD_SIZE, HEADS, MICROSOFT, Small
 
 _OUTPUTS = ("attended", "present.0.key", "present.0.value")
 PROMPT, FORCED = [1, 2, 3, 4, 5], [6, 7, 8]
@@ -95,3 +95,47 @@ def test_what_it_does_not_serve_is_refused_by_node_and_op(given: dict[str, Any],
         lower(decoder("tokens", **given), 1)
     [reason] = caught.value.reasons
     assert says in reason and "(ai.onnx::Attention)" in reason
+
+
+def numbered(ids: str) -> Graph:
+    """A decoder whose GroupQueryAttention is given position ids, of the graph's input or one more than that."""
+    s = Small(seed=3)
+    s.inputs["position_ids"] = Value("position_ids", "int64", ("batch", "sequence"))
+    angles = np.arange(CONTEXT)[:, None] * np.array([1.0, 0.1, 0.01, 0.001])
+    tables = {
+        7: s.weight("cos", np.cos(angles).astype(np.float32)),
+        8: s.weight("sin", np.sin(angles).astype(np.float32)),
+    }
+    if ids == "moved":
+        tables[9] = s.add("Add", "position_ids", s.constant(1))
+    elif ids == "given":
+        tables[9] = s.add("Cast", "position_ids", to=7)
+    s.head(s.attended(s.embedded(), more=tables, do_rotary=1))
+    return s.graph()
+
+
+def test_position_ids_that_count_from_the_cached_length_are_what_attention_counts_itself() -> None:
+    expected = logits(numbered("none"), 5)
+    assert logits(numbered("given"), 2) == expected
+    told = oracle.logits(numbered("given"), PROMPT, FORCED)[len(PROMPT) - 1 :]
+    np.testing.assert_allclose(told, [np.frombuffer(r, np.float32) for r in expected], rtol=1e-4, atol=1e-5)
+
+
+def test_other_position_ids_are_refused() -> None:
+    graph = numbered("moved")
+    with pytest.raises(UnsupportedModel, match=r"GroupQueryAttention\): position ids that do not count"):
+        lower(graph, 1)
+    with pytest.raises(UnsupportedModel, match=r"GroupQueryAttention\): position ids that do not count"):
+        oracle.logits(graph, PROMPT)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_the_reference_sees_every_row_of_a_head_that_keeps_the_last_one(axis: int) -> None:
+    """Cut by a Slice, as by a Gather: the rows that a decode computes one by one."""
+    s = Small(seed=3)
+    y = s.attended(s.embedded())
+    s.head(s.add("Slice", y, s.constant([-1]), s.constant([2**62]), s.constant([axis])))
+    graph = s.graph()
+    told = oracle.logits(graph, PROMPT, FORCED)
+    found = np.stack([np.frombuffer(row, np.float32) for row in logits(graph, 5)])
+    np.testing.assert_allclose(told[len(PROMPT) - 1 :], found, rtol=1e-4, atol=1e-5)
