@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,11 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
     weights = dict(_weights([*model.graph.initializer, *constants], folder, unserved))
     imports = opsets.imports_of(model)
     moved = {tensor.name for tensor in constants}
-    nodes = tuple(n for n in nodes_of(model.graph, imports) if n.op != "Constant" or n.output(0) not in moved)
+
+    def read(branch: onnx.GraphProto) -> dict[str, Weight]:
+        return dict(_weights(branch.initializer, folder, unserved))
+
+    nodes = tuple(n for n in nodes_of(model.graph, imports, read) if n.op != "Constant" or n.output(0) not in moved)
     unserved |= opsets.unserved(imports, nodes)
     stored = weights.keys() | unserved.keys()
     inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in stored}
@@ -94,9 +98,13 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
     return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder), unserved)
 
 
-def nodes_of(graph: onnx.GraphProto, imports: Mapping[str, int]) -> tuple[Node, ...]:
-    """A graph's nodes, in the order of the file, each with the version of its domain."""
-    return tuple(_node(i, n, imports) for i, n in enumerate(graph.node))
+Reader = Callable[[onnx.GraphProto], Mapping[str, Weight]]
+"""What gives the initialisers of a branch."""
+
+
+def nodes_of(graph: onnx.GraphProto, imports: Mapping[str, int], read: Reader | None = None) -> tuple[Node, ...]:
+    """A graph's nodes, in the order of the file, each with the version of its domain; without `read`, all is inline."""
+    return tuple(_node(i, n, imports, read or weights_of) for i, n in enumerate(graph.node))
 
 
 def weights_of(graph: onnx.GraphProto) -> dict[str, Weight]:
@@ -331,16 +339,16 @@ def inside(folder: Path, location: str, owner: str = "") -> Path:
     return path
 
 
-def _node(index: int, node: onnx.NodeProto, imports: Mapping[str, int]) -> Node:
+def _node(index: int, node: onnx.NodeProto, imports: Mapping[str, int], read: Reader) -> Node:
     name = _text(node.name) or f"{node.op_type}_{index}"
-    attributes = {_text(a.name): _attribute(a, name, imports) for a in node.attribute}
+    attributes = {_text(a.name): _attribute(a, name, imports, read) for a in node.attribute}
     domain = "" if node.domain == "ai.onnx" else _text(node.domain)
     inputs, outputs = (tuple(map(_text, names)) for names in (node.input, node.output))
     opset = imports.get(domain, NEWEST)
     return Node(name, _text(node.op_type), domain, inputs, outputs, attributes, opset)
 
 
-def _attribute(attribute: onnx.AttributeProto, node: str, imports: Mapping[str, int]) -> Any:
+def _attribute(attribute: onnx.AttributeProto, node: str, imports: Mapping[str, int], read: Reader) -> Any:
     try:
         value = onnx.helper.get_attribute_value(attribute)
     except ValueError as error:
@@ -348,15 +356,15 @@ def _attribute(attribute: onnx.AttributeProto, node: str, imports: Mapping[str, 
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, onnx.GraphProto):
-        return _subgraph(value, imports)
+        return _subgraph(value, imports, read)
     if isinstance(value, onnx.TensorProto):
         return _values(value, f"node {node}, attribute {attribute.name!r}")
     return list(value) if isinstance(value, (list, tuple)) else value
 
 
-def _subgraph(graph: onnx.GraphProto, imports: Mapping[str, int]) -> Subgraph:
-    """A branch: its initialisers must be inline, as exporters write them."""
-    return Subgraph(nodes_of(graph, imports), weights_of(graph), tuple(_text(o.name) for o in graph.output))
+def _subgraph(graph: onnx.GraphProto, imports: Mapping[str, int], read: Reader) -> Subgraph:
+    """A branch with initialisers of its own."""
+    return Subgraph(nodes_of(graph, imports, read), read(graph), tuple(_text(o.name) for o in graph.output))
 
 
 def _value(value: onnx.ValueInfoProto) -> Value:

@@ -183,6 +183,54 @@ def test_field_50_a_bias_of_no_elements_is_refused_by_name(tiny: Path, tmp_path:
         lower(load(edited(tiny, tmp_path / "m", edit)), 1)
 
 
+@pytest.mark.parametrize("kind", ["FLOAT", "INT4", "UINT4"])
+@pytest.mark.parametrize("place", ["file", "inline", "outside"])
+def test_field_48_a_branch_has_weights_of_its_own_in_the_file_or_inline(
+    tiny: Path, tmp_path: Path, kind: str, place: str
+) -> None:
+    """The same bytes in a branch and in the graph give the same tokens; half bytes are not taken for bytes."""
+    floats = np.linspace(0.5, 1, 256, dtype=np.float32)
+    data = floats.tobytes() if kind == "FLOAT" else np.arange(128, dtype=np.uint8).tobytes()
+
+    def edit(branched: bool) -> Edit:
+        def act(model: onnx.ModelProto) -> None:
+            mul = node(model, "layers.0/mlp/Mul")
+            weight = onnx.TensorProto(name="own", data_type=onnx.TensorProto.DataType.Value(kind), dims=[256])
+            if branched and place != "inline":
+                weight.data_location = onnx.TensorProto.EXTERNAL
+                weight.external_data.add(key="location", value="own.data" if place == "file" else "../own.data")
+            else:
+                weight.raw_data = data
+            scale = onnx.numpy_helper.from_array(np.asarray(0.125, np.float32), "own_scale")
+            wide = onnx.helper.make_node("DequantizeLinear", ["own", "own_scale"], ["wide"], name="wide")
+            inner = [] if kind == "FLOAT" else [wide]
+            by = "own" if kind == "FLOAT" else "wide"
+            inner.append(onnx.helper.make_node("Mul", ["product", by], ["scaled"], name="scaled"))
+            stored = [weight] if kind == "FLOAT" else [weight, scale]
+            made, mul.output[0] = mul.output[0], "product"
+            at = list(model.graph.node).index(mul) + 1
+            if not branched:
+                inner[-1].output[0] = made
+                model.graph.initializer.extend(stored)
+                for n in reversed(inner):
+                    model.graph.node.insert(at, n)
+                return
+            out = onnx.helper.make_empty_tensor_value_info("scaled")
+            branch = onnx.helper.make_graph(inner, "b", [], [out], initializer=stored)
+            model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(True), "yes"))
+            chosen = onnx.helper.make_node("If", ["yes"], [made], name="if", then_branch=branch, else_branch=branch)
+            model.graph.node.insert(at, chosen)
+
+        return act
+
+    folder = edited(tiny, tmp_path / "m", edit(True))
+    (folder / "own.data").write_bytes(data)
+    if place == "outside":
+        assert run(folder).code == 11 and "own" in run(folder).error["message"]
+        return
+    assert run(folder).streams == run(edited(tiny, tmp_path / "n", edit(False))).streams
+
+
 # -- sizes
 
 
