@@ -178,7 +178,7 @@ def test_field_39_sequences_of_a_batch_choose_their_table_by_their_own_length(*,
     def emitted(given: list[list[int]]) -> list[list[tuple[int, float, bytes]]]:
         bench = Bench(graph, rows=(1, 2, 4), capture=capture, sequences=len(given))
         bench.decoder.reset()
-        passes = [bench.decoder.prefill(given, 4), *(bench.step() for _ in range(3))]
+        passes = [bench.decoder.prefill(given, 4), *(bench.decoder.step() for _ in range(3))]
         last = [bench.decoder.logits(1, s).tobytes() for s in range(len(given))]
         return [[(e.token, e.gap, last[s]) for e in column] for s, column in enumerate(zip(*passes, strict=True))]
 
