@@ -13,7 +13,19 @@ from engine.errors import EXIT_KINDS
 from jobs import expressions
 from jobs.gates import CLOSING
 from jobs.metrics import is_finite
-from jobs.model import AttemptFact, CellPlan, Certificate, Equation, Generation, Missing, Reading, RunFact, RunRecord
+from jobs.model import (
+    ArmPlan,
+    AttemptFact,
+    CellPlan,
+    Certificate,
+    Equation,
+    Generation,
+    Missing,
+    Reading,
+    RunFact,
+    RunRecord,
+    SequenceTokens,
+)
 
 EndKind = Literal["measured", "engine", "infrastructure", "contaminated", "absent"]
 
@@ -37,7 +49,7 @@ IMPOSSIBLE = ("not a storable number", "not finite")
 """How a reading begins that was replaced because it could not be: the store keeps no NaN."""
 
 
-_FLAGGED_GAPS = re.compile(r"generations\.\d+\.gaps\b")
+_FLAGGED_GAPS = re.compile(r"generations\.\d+\.(further\.\d+\.)?gaps\b")
 _FLAGGED_FIGURE = re.compile(r"generations\.\d+\.counters\b|equations\b")
 
 
@@ -78,8 +90,8 @@ def ending(run: RunFact) -> Ending:
     return failure or _certified(run.record)
 
 
-def generation_faults(plan: CellPlan, record: RunRecord) -> list[str]:
-    """Generations that are missing, doubled or too many: what was asked against what was given."""
+def generation_faults(plan: CellPlan, arm: ArmPlan, record: RunRecord) -> list[str]:
+    """Generations and sequences that are missing, doubled or too many: what was asked against what was given."""
     faults = []
     for word, warmup, asked in (
         ("measured generation", False, plan.settings.generations),
@@ -91,19 +103,25 @@ def generation_faults(plan: CellPlan, record: RunRecord) -> list[str]:
     indices = [generation.index for generation in record.generations]
     if len(set(indices)) != len(indices):
         faults.append("two generations carry one index")
+    batch = plan.batch(arm)
+    faults += [
+        f"generation {generation.number} has {len(generation.sequences)} of {batch} sequences"
+        for generation in record.generations
+        if len(generation.sequences) != batch
+    ]
     return faults
 
 
-def length_fault(plan: CellPlan, generation: Generation) -> str:
-    """Why a generation's length is not what was asked; empty when it is, or when a declared stop ended it."""
-    asked, given = plan.settings.tokens, len(generation.ids)
-    if given == asked and generation.stop_reason is not None:
+def length_fault(plan: CellPlan, tokens: SequenceTokens) -> str:
+    """Why a sequence's length is not what was asked; empty when it is, or when a declared stop ended it."""
+    asked, given = plan.settings.tokens, len(tokens.ids)
+    if given == asked and tokens.stop_reason is not None:
         return ""
     if given > asked:
         return f"{given} tokens where {asked} were asked"
-    if generation.stop_reason is None:
+    if tokens.stop_reason is None:
         return f"{given} of {asked} tokens, cut off without a stop reason"
-    if generation.stop_reason == "length":
+    if tokens.stop_reason == "length":
         return f"{given} of {asked} tokens with no declared stop"
     if plan.settings.ignore_eos:
         return f"{given} of {asked} tokens: it stopped at the end id, which was to be ignored"
@@ -135,12 +153,14 @@ def non_finite_logits(record: RunRecord) -> str:
     if told := next((flag for flag in record.flags if _FLAGGED_GAPS.match(flag)), ""):
         return told
     for generation in record.generations:
-        for index, gap in enumerate(generation.gaps):
-            if not is_finite(gap):
-                return f"generation {generation.number}, index {index}: the top-2 gap is {gap}"
-        for index, token in enumerate(generation.ids):
-            if token < 0:
-                return f"generation {generation.number}, index {index}: id {token} is no token"
+        for number, tokens in enumerate(generation.sequences, start=1):
+            of = f"generation {generation.number}" + (f", sequence {number}" if generation.further else "")
+            for index, gap in enumerate(tokens.gaps):
+                if not is_finite(gap):
+                    return f"{of}, index {index}: the top-2 gap is {gap}"
+            for index, token in enumerate(tokens.ids):
+                if token < 0:
+                    return f"{of}, index {index}: id {token} is no token"
     return ""
 
 
@@ -305,7 +325,7 @@ def _sums(record: RunRecord) -> list[Evaluated]:
     measured = [generation for generation in record.generations if not generation.warmup]
     found = []
     if "emitted_tokens" in record.counters:
-        ids = sum(len(generation.ids) for generation in measured)
+        ids = sum(len(sequence.ids) for generation in measured for sequence in generation.sequences)
         found.append(_closed("emitted_tokens == ids given out", record.counters["emitted_tokens"], ids))
     if measured and all(generation.counters for generation in measured):
         for name, total in sorted(record.counters.items()):

@@ -17,6 +17,8 @@ from jobs.model import IdentityContract, Lock, RunRecord
 from jobs.verdict import IdentityClass, IdentityRow
 
 What = Literal["pair", "self", "null"]
+Place = tuple[int, int]
+"""A generation's index and a sequence, both from 0."""
 Number = TypeVar("Number", int, float)
 
 CONTEXT = 4
@@ -27,7 +29,10 @@ NO_ORACLE = "no oracle was run"
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """The ids of one generation of one run. `run` is the arm's run number, from 1, in block order."""
+    """The ids of one sequence of one generation of one run.
+
+    `run` is the arm's run number, from 1, in block order. `sequence` counts from 0, and is None where there is but one.
+    """
 
     arm: str
     run_id: str
@@ -36,28 +41,39 @@ class Stream:
     ids: tuple[int, ...]
     stop: str | None
     gaps: tuple[float, ...]
+    sequence: int | None = None
 
     @property
     def number(self) -> int:
         """Its generation as people count them, from 1."""
         return self.generation + 1
 
+    @property
+    def place(self) -> Place:
+        """What it is compared with: the same generation and sequence of another run or arm."""
+        return self.generation, self.sequence or 0
+
+    @property
+    def words(self) -> str:
+        """Its place as people count, from 1."""
+        return f"generation {self.number}" + ("" if self.sequence is None else f", sequence {self.sequence + 1}")
+
 
 @dataclass(frozen=True, slots=True)
 class ArmStreams:
-    """An arm's streams on one card: run by run, each by generation."""
+    """An arm's streams on one card: run by run, each by generation and sequence."""
 
     arm: str
     runs: tuple[tuple[Stream, ...], ...]
 
-    def generations(self) -> list[int]:
-        """Generation indices that every run has."""
-        common = set.intersection(*({s.generation for s in run} for run in self.runs)) if self.runs else set()
+    def places(self) -> list[Place]:
+        """Generations and sequences that every run has."""
+        common = set.intersection(*({s.place for s in run} for run in self.runs)) if self.runs else set()
         return sorted(common)
 
-    def of(self, generation: int) -> list[Stream]:
-        """One generation's stream of each run."""
-        return [stream for run in self.runs for stream in run if stream.generation == generation]
+    def of(self, place: Place) -> list[Stream]:
+        """One generation's and sequence's stream of each run."""
+        return [stream for run in self.runs for stream in run if stream.place == place]
 
     def run_ids(self) -> tuple[str, ...]:
         """Runs that gave these streams."""
@@ -70,8 +86,9 @@ def streams_of(arm: str, records: Sequence[RunRecord]) -> ArmStreams:
         arm,
         tuple(
             tuple(
-                Stream(arm, record.run_id, number, g.index, g.ids, g.stop_reason, g.gaps)
+                Stream(arm, record.run_id, number, g.index, s.ids, s.stop_reason, s.gaps, at if g.further else None)
                 for g in sorted(record.generations, key=lambda g: g.index)
+                for at, s in enumerate(g.sequences)
             )
             for number, record in enumerate(records, start=1)
         ),
@@ -79,27 +96,30 @@ def streams_of(arm: str, records: Sequence[RunRecord]) -> ArmStreams:
 
 
 def self_row(streams: ArmStreams) -> IdentityRow:
-    """An arm against itself: first over its runs, generation by generation, then over its generations."""
-    indices = streams.generations()
-    if not indices:
+    """An arm against itself: over its runs, generation by generation; then each sequence over its generations."""
+    places = streams.places()
+    if not places:
         return _missing(streams.arm, streams.arm, "self", "no generation to compare")
     compared = 0
-    for index in indices:
-        first, *others = streams.of(index)
+    for place in places:
+        first, *others = streams.of(place)
         for other in others:
             compared += min(len(first.ids), len(other.ids))
             if _differ(first, other):
-                note = f"runs of one build and config disagree in generation {first.number}"
+                note = f"runs of one build and config disagree in {first.words}"
                 return _row(first, other, "NONDETERMINISTIC", "self", compared, note, by_run=True)
-    first = streams.of(indices[0])[0]
-    for index in indices[1:]:
-        other = streams.of(index)[0]
+    firsts: dict[int, Stream] = {}
+    for place in places:
+        other = streams.of(place)[0]
+        first = firsts.setdefault(place[1], other)
+        if first is other:
+            continue
         compared += min(len(first.ids), len(other.ids))
         if _differ(first, other):
             shape = _prefix_class(first, other)
             # Same process, same context, one reduction order: no near tie can excuse this.
             return _row(first, other, shape or "VIOLATION", "self", compared, _repeats(streams, first, other))
-    return _equal(streams, streams, "self", indices, compared)
+    return _equal(streams, streams, "self", places, compared)
 
 
 def pair_row(
@@ -111,28 +131,28 @@ def pair_row(
 ) -> IdentityRow:
     """Base against another arm; `unsteady` names the arms whose `self_row` was NONDETERMINISTIC.
 
-    The row shows the first generation that differs; the note names the others. IDENTICAL means: every generation, and
-    both arms repeat themselves over their runs.
+    The row shows the first generation and sequence that differ; the note names the others. IDENTICAL means: every
+    generation, every sequence that both batches have, and both arms repeat themselves over their runs.
     """
-    indices = sorted(set(base.generations()) & set(other.generations()))
-    if not indices:
+    places = sorted(set(base.places()) & set(other.places()))
+    if not places:
         return _missing(base.arm, other.arm, what, "an arm has no generation to compare")
     wavering = [arm.arm for arm in (base, other) if arm.arm in unsteady]
     if wavering:
-        left, right = _closest_difference(base, other, indices)
+        left, right = _closest_difference(base, other, places)
         note = " and ".join(wavering) + (
             " do not repeat themselves" if len(wavering) > 1 else " does not repeat itself"
         )
         return _row(left, right, "NONDETERMINISTIC", what, min(len(left.ids), len(right.ids)), note)
-    pairs = [(base.of(index)[0], other.of(index)[0]) for index in indices]
+    pairs = [(base.of(place)[0], other.of(place)[0]) for place in places]
     compared = sum(min(len(left.ids), len(right.ids)) for left, right in pairs) * min(len(base.runs), len(other.runs))
     bad = [(left, right) for left, right in pairs if _differ(left, right) and not _allowed(left, right, contract)]
     if not bad:
-        return _equal(base, other, what, indices, compared)
+        return _equal(base, other, what, places, compared)
     left, right = bad[0]
-    later = left.generation != indices[0]
+    later = left.generation != places[0][0]
     klass, why = _class_of(left, right, contract, later=later)
-    return _row(left, right, klass, what, compared, _generations_note(bad, indices, why))
+    return _row(left, right, klass, what, compared, _places_note(bad, places, why))
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
@@ -219,6 +239,7 @@ def _row(
         left_gap=_gap(left, at),
         right_gap=_gap(right, at),
         generation=right.generation,
+        sequence=left.sequence if right.sequence is None else right.sequence,
         left_context=left.ids[max(0, at - CONTEXT) : at + CONTEXT + 1] if differs else (),
         right_context=right.ids[max(0, at - CONTEXT) : at + CONTEXT + 1] if differs else (),
         run_ids=tuple(dict.fromkeys((left.run_id, right.run_id))),
@@ -226,11 +247,15 @@ def _row(
     )
 
 
-def _equal(left: ArmStreams, right: ArmStreams, what: What, indices: Sequence[int], compared: int) -> IdentityRow:
-    pairs = [(left.of(index)[0], right.of(index)[0]) for index in indices]
+def _equal(left: ArmStreams, right: ArmStreams, what: What, places: Sequence[Place], compared: int) -> IdentityRow:
+    pairs = [(left.of(place)[0], right.of(place)[0]) for place in places]
     first, second = max(pairs, key=lambda pair: (len(pair[0].ids) != len(pair[1].ids), _differ(*pair)))
     runs = len(left.runs) if what == "self" else min(len(left.runs), len(right.runs))
-    note = f"{_count(len(indices), 'generation')} in each of {_count(runs, 'run')}"
+    generations, sequences = ({place[part] for place in places} for part in (0, 1))
+    of = f" of {len(sequences)} sequences" if len(sequences) > 1 else ""
+    note = f"{_count(len(generations), 'generation')}{of} in each of {_count(runs, 'run')}"
+    if alone := {place[1] for arm in (left, right) for place in arm.places()} - sequences:
+        note += f"; {_count(len(alone), 'sequence')} of one arm's batch had no other to compare with"
     if first.ids != second.ids or first.stop != second.stop:
         note += "; equal as far as the shorter goes, which the prefix contract allows"
     return _row(first, second, "IDENTICAL", what, compared, note).model_copy(
@@ -238,6 +263,7 @@ def _equal(left: ArmStreams, right: ArmStreams, what: What, indices: Sequence[in
             "left": left.arm,
             "right": right.arm,
             "generation": None,
+            "sequence": None,
             "run_ids": tuple(dict.fromkeys((*left.run_ids(), *right.run_ids()))),
         }
     )
@@ -260,24 +286,29 @@ def _missing(left: str, right: str, what: What, note: str) -> IdentityRow:
 def _label(stream: Stream, what: What, *, by_run: bool) -> str:
     if what != "self":
         return stream.arm
-    return f"{stream.arm} gen {stream.number}" + (f" run {stream.run}" if by_run else "")
+    sequence = "" if stream.sequence is None else f" seq {stream.sequence + 1}"
+    return f"{stream.arm} gen {stream.number}{sequence}" + (f" run {stream.run}" if by_run else "")
 
 
 def _repeats(streams: ArmStreams, first: Stream, other: Stream) -> str:
-    runs, differs = len(streams.runs), f"generation {other.number} differs from generation {first.number}"
+    runs, differs = len(streams.runs), f"{other.words} differs from generation {first.number}"
     if runs == 1:
         return f"{differs}; one run only, so whether it repeats is not known"
     return f"{differs} in the same way in all {runs} runs: state is corrupted"
 
 
-def _generations_note(bad: Iterable[tuple[Stream, Stream]], indices: Sequence[int], why: str) -> str:
-    differing = [left.generation for left, _ in bad]
-    equal = [index for index in indices if index not in differing]
+def _places_note(bad: Sequence[tuple[Stream, Stream]], places: Sequence[Place], why: str) -> str:
+    """Which generations differ, and in which sequences of a batch."""
+    generations, sequences = (sorted({place[part] for place in places}) for part in (0, 1))
+    differing = sorted({left.generation for left, _ in bad})
+    equal = [index for index in generations if index not in differing]
+    wrong = sorted({left.place[1] for left, _ in bad})
+    listed = ", ".join(str(sequence + 1) for sequence in wrong)
+    of = f" in sequence{'s' * (len(wrong) > 1)} {listed} of {len(sequences)}" if len(sequences) > 1 else ""
     if not equal:
-        return (
-            f"{f'all {len(indices)} generations differ' if len(indices) > 1 else 'the one generation differs'}; {why}"
-        )
-    return f"{_listed(differing, 'differ')}, {_listed(equal, 'equal')}; {why}"
+        which = f"all {len(generations)} generations differ" if len(generations) > 1 else "the one generation differs"
+        return f"{which}{of}; {why}"
+    return f"{_listed(differing, 'differ')}{of}, {_listed(equal, 'equal')}; {why}"
 
 
 def _listed(generations: Sequence[int], word: str) -> str:
@@ -287,14 +318,14 @@ def _listed(generations: Sequence[int], word: str) -> str:
     return f"generation {listed} differs" if len(generations) == 1 else f"generations {listed} differ"
 
 
-def _closest_difference(base: ArmStreams, other: ArmStreams, indices: Sequence[int]) -> tuple[Stream, Stream]:
+def _closest_difference(base: ArmStreams, other: ArmStreams, places: Sequence[Place]) -> tuple[Stream, Stream]:
     """The first pair of streams that differ; the first pair of all when none does."""
-    for index in indices:
-        for left in base.of(index):
-            for right in other.of(index):
+    for place in places:
+        for left in base.of(place):
+            for right in other.of(place):
                 if _differ(left, right):
                     return left, right
-    return base.of(indices[0])[0], other.of(indices[0])[0]
+    return base.of(places[0])[0], other.of(places[0])[0]
 
 
 def _at(values: Sequence[Number], index: int) -> Number | None:
@@ -311,11 +342,15 @@ def _count(number: int, word: str) -> str:
 
 
 def broken_locks(locks: Iterable[Lock], prompt: str, streams: ArmStreams) -> list[tuple[Lock, str]]:
-    """Locks of a prompt that an arm breaks in any generation, with what it gave instead."""
+    """Locks of a prompt that an arm breaks in any generation, with what it gave instead.
+
+    The prompt is that of a batch's first sequence; the others have prompts, and so locks, of other cells.
+    """
     broken = []
+    firsts = [stream for run in streams.runs for stream in run if stream.place[1] == 0]
     for lock in locks:
         accepted = {lock.expected, *lock.allowed}
-        for stream in (stream for run in streams.runs for stream in run) if lock.prompt == prompt else ():
+        for stream in firsts if lock.prompt == prompt else ():
             got = _at(stream.ids, lock.index)
             if got not in accepted:
                 given = "no id" if got is None else f"id {got}"

@@ -87,7 +87,9 @@ def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | 
         card=str(first.device.get("name", "")) if first else "",
         uuid=", ".join(sorted({str(record.device.get("uuid", "")) for record in records})),
         certificates=_tally(record.certificate.verdict for record in records if record.certificate),
-        stop_reasons=_tally(g.stop_reason or "none" for record in records for g in record.generations),
+        stop_reasons=_tally(
+            s.stop_reason or "none" for record in records for g in record.generations for s in g.sequences
+        ),
     )
 
 

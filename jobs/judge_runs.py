@@ -44,7 +44,7 @@ def find_endings(docket: Docket, base: ArmEvidence | None, arms: Sequence[ArmEvi
 def find_faults(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, is_base: bool) -> None:
     """What a run that counts says against itself: generations, figures, equations."""
     for record in arm.records():
-        for fault in checks.generation_faults(plan, record):
+        for fault in checks.generation_faults(plan, arm.plan, record):
             docket.add("MISSING", "identity", f"a run of {arm.name}: {fault}", arm=arm.name, run_ids=[record.run_id])
         where = checks.non_finite_logits(record)
         if where:
@@ -63,17 +63,21 @@ def find_lengths(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, itself: bo
     """Generations that are shorter or longer than asked for without a declared stop."""
     for outcome, is_long in (("SHORT", False), ("LONG", True)):
         faults = [
-            (generation.number, fault, record.run_id)
+            (
+                f"generation {generation.number}" + (f", sequence {sequence}" if generation.further else ""),
+                fault,
+                record,
+            )
             for record in arm.records()
             for generation in record.generations
-            if (fault := checks.length_fault(plan, generation))
-            and (len(generation.ids) > plan.settings.tokens) is is_long
+            for sequence, tokens in enumerate(generation.sequences, start=1)
+            if (fault := checks.length_fault(plan, tokens)) and (len(tokens.ids) > plan.settings.tokens) is is_long
         ]
         if faults:
-            number, fault, _ = faults[0]
+            where, fault, _ = faults[0]
             name = f"{arm.name} itself" if itself else arm.name
-            message = f"{name} gives {fault} (generation {number}, {len(faults)} in all)"
-            docket.add(outcome, "identity", message, arm=arm.name, run_ids=[run for _, _, run in faults])  # type: ignore[arg-type]
+            message = f"{name} gives {fault} ({where}, {len(faults)} in all)"
+            docket.add(outcome, "identity", message, arm=arm.name, run_ids=[r.run_id for _, _, r in faults])  # type: ignore[arg-type]
 
 
 def find_vacuous(docket: Docket, arms: Iterable[ArmEvidence]) -> list[str]:

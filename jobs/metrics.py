@@ -62,7 +62,7 @@ class Sources:
     @property
     def tokens(self) -> int:
         """Ids given out by the measured generations, counted here and not taken from the engine's own counter."""
-        return sum(len(generation.ids) for generation in self.measured)
+        return sum(len(sequence.ids) for generation in self.measured for sequence in generation.sequences)
 
 
 Formula = Callable[[Sources], Reading]
@@ -178,11 +178,12 @@ def _bypassed_count_share(run: Sources) -> Reading:
 
 @_metric("floor_bytes_per_token", "bytes/token", "neutral", exact=True)
 def _floor_bytes_per_token(run: Sources) -> Reading:
-    """Least bytes that any policy must copy for one token: weights less what the budget holds, in whole granules."""
+    """Least bytes that any policy must copy for one token: weights less what the budget holds, over the batch."""
     weights, capacity = run.fact("weight_bytes"), run.fact("capacity_bytes")
     if isinstance(weights, Missing) or isinstance(capacity, Missing):
         return run.fact("floor_bytes_per_token")
-    return max(0, weights - capacity)
+    sequences = max((len(generation.sequences) for generation in run.measured), default=1)
+    return _quotient(max(0, weights - capacity), sequences, "no sequence was run")
 
 
 @_metric("floor_distance_bytes", "bytes/token", "lower", exact=True)
@@ -209,7 +210,7 @@ def _modelled_ms_per_token(run: Sources) -> Reading:
 
 @_metric("decode_ms_per_token", "ms/token", "lower", exact=False, gating=True)
 def _decode_ms_per_token(run: Sources) -> Reading:
-    """Wall time of a one-token step, upper median over the measured generations."""
+    """Wall time of a one-token step, in which each sequence gets a token; upper median over the generations."""
     kept = [generation.step_ns[max(0, run.decode_skip - 1) :] for generation in run.measured]
     means = [sum(steps) / len(steps) / 1e6 for steps in kept if steps]
     if not means:
@@ -219,7 +220,7 @@ def _decode_ms_per_token(run: Sources) -> Reading:
 
 @_metric("tokens_per_s", "tokens/s", "higher", exact=False)
 def _tokens_per_s(run: Sources) -> Reading:
-    """Reciprocal of the decode time: shown, judged through decode_ms_per_token alone."""
+    """Reciprocal of the decode time, for each sequence: shown, judged through decode_ms_per_token alone."""
     milliseconds = _decode_ms_per_token(run)
     return milliseconds if isinstance(milliseconds, Missing) else _quotient(1000.0, milliseconds, "no time passed")
 

@@ -207,6 +207,24 @@ class CellPlan(Document):
     witnesses: tuple[Witness, ...] = ()
     invariants: tuple[Invariant, ...] = ()
     locks: tuple[Lock, ...] = ()
+    further_prompts: tuple[tuple[int, ...], ...] = ()  # of the further sequences of the widest arm's batch
+
+    @model_serializer(mode="wrap")
+    def _without_absent_prompts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there were batches where there is one prompt: stored manifests keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.further_prompts:
+            fields.pop("further_prompts", None)
+        return fields
+
+    def batch(self, arm: ArmPlan) -> int:
+        """How many sequences an arm runs side by side; its own config wins over the cell's."""
+        asked = {**self.config, **arm.config}.get("batch")
+        return asked if isinstance(asked, int) else 1
+
+    def prompts(self, arm: ArmPlan) -> tuple[tuple[int, ...], ...]:
+        """The prompts that an arm's sequences take in turn, its batch at most."""
+        return (self.prompt_ids, *self.further_prompts)[: self.batch(arm)]
 
 
 class Limits(Document):
@@ -246,22 +264,41 @@ RunState = Literal["pending", "complete", "exhausted"]
 StopReason = Literal["length", "eos"]
 
 
-class Generation(Document):
+class SequenceTokens(Document):
+    """What one sequence of a batch gave out in one generation."""
+
+    ids: tuple[int, ...]
+    stop_reason: StopReason | None  # None: cut off by an error
+    gaps: tuple[float, ...] = ()  # top-2 logit gap at each id
+
+
+class Generation(SequenceTokens):
     """One generation of one run: tokens, stop reason, counters by phase, time per one-token step in ns."""
 
     index: int
     warmup: bool
-    ids: tuple[int, ...]
-    stop_reason: StopReason | None  # None: cut off by an error
-    gaps: tuple[float, ...] = ()  # top-2 logit gap at each id
     counters: dict[str, dict[str, int | float]] = {}  # phase -> counter -> value
     prefill_ns: int = 0
     step_ns: tuple[int, ...] = ()
+    further: tuple[SequenceTokens, ...] = ()  # of a batch's other sequences; its first one is the generation itself
 
     @property
     def number(self) -> int:
         """The generation as people count, from 1: warm-ups count too."""
         return self.index + 1
+
+    @property
+    def sequences(self) -> tuple[SequenceTokens, ...]:
+        """Every sequence's tokens, the first one's first."""
+        return (self, *self.further)
+
+    @model_serializer(mode="wrap")
+    def _without_absent_sequences(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there were batches where there is one sequence: stored records keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.further:
+            fields.pop("further", None)
+        return fields
 
 
 class SeamRow(Document):

@@ -313,7 +313,7 @@ sample = Table(
     "sample",
     metadata,
     _to("attempt", part_of_key=True),
-    _integer("position", part_of_key=True),  # of the generation in its run
+    _integer("position", part_of_key=True),  # of the generation's first stream
     Column("name", Words, primary_key=True),  # step_ns
     Column("numbers", Numbers("q"), nullable=False),
 )
@@ -324,6 +324,9 @@ token_stream = Table(
     _to("attempt", part_of_key=True),
     _integer("position", part_of_key=True),
     _integer("generation"),  # its index; warm-ups count apart
+    Column(
+        "sequence", BigInteger, nullable=False, server_default=text("0")
+    ),  # of a batch; the others follow sequence 0
     Column("warmup", Boolean, nullable=False),
     Column("ids", Numbers("q"), nullable=False),
     _words("ids_digest"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from jobs.model import Document, Equation, Reading, SeamRow, Stamp
 
@@ -82,12 +82,29 @@ class IdentityRow(Document):
     left_gap: float | None = None
     right_gap: float | None = None
     generation: int | None = None  # index within the run, from 0, at which it differs; texts count from 1
+    sequence: int | None = None  # of a batch, counted alike; absent where each generation has but one
     left_context: tuple[int, ...] = ()  # ids around the difference
     right_context: tuple[int, ...] = ()
     run_ids: tuple[str, ...] = ()
     note: str = ""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    @property
+    def place(self) -> str:
+        """Where it differs, counted from 1: the generation, and of a batch the sequence; empty where nowhere."""
+        if self.generation is None:
+            return ""
+        generation = f"generation {self.generation + 1}"
+        return generation if self.sequence is None else f"{generation}, sequence {self.sequence + 1}"
+
+    @model_serializer(mode="wrap")
+    def _without_absent_sequence(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there were batches where there is one sequence: stored verdicts keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if self.sequence is None:
+            fields.pop("sequence", None)
+        return fields
 
 
 class WitnessRow(Document):

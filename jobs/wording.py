@@ -35,7 +35,7 @@ REMEDY = MappingProxyType[Outcome, str](
 
 def difference(row: IdentityRow) -> str:
     """One difference of tokens, in words."""
-    where = "" if row.what == "self" or row.generation is None else f" of generation {row.generation + 1}"
+    where = "" if row.what == "self" or not row.place else f" of {row.place}"
     if row.klass in ("SHORT", "LONG") and row.left_length != row.right_length:
         verb = "stops after" if row.klass == "SHORT" else "runs on to"
         place = where.replace(" of ", " in ")

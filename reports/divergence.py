@@ -53,7 +53,7 @@ def build(row: IdentityRow) -> Comparison:
 
 def _sentence(row: IdentityRow) -> str:
     left, right = _stop(row.left_stop), _stop(row.right_stop)
-    where = "" if row.generation is None else f" in generation {integer(row.generation + 1)}"
+    where = f" in {row.place}" if row.place else ""
     if row.klass == "IDENTICAL":
         return (
             f"{plural(row.compared, 'id')} equal, both {left}"

@@ -113,10 +113,12 @@ class NativeAdapter:
 def request_document(order: RunOrder) -> dict[str, Any]:
     """The request file's content; arm config wins over the cell's, since an arm is what is compared within a cell."""
     settings = order.cell.settings
+    first, *further = order.cell.prompts(order.arm)
     return {
         "protocol": PROTOCOL,
         "model": order.cell.model_path,
-        "prompt_ids": list(order.cell.prompt_ids),
+        "prompt_ids": list(first),
+        **({"further_prompts": [list(prompt) for prompt in further]} if further else {}),
         "tokens": settings.tokens,
         "generations": settings.generations,
         "warmups": settings.warmups,

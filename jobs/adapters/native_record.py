@@ -18,7 +18,7 @@ from jobs.adapters.base import RunOrder
 from jobs.adapters.child import ChildEnd
 from jobs.adapters.child_line import HIGH, LOW
 from jobs.metrics import derive
-from jobs.model import Equation, Generation, KeyBytes, Missing, Reading, RunRecord, SeamRow
+from jobs.model import Equation, Generation, KeyBytes, Missing, Reading, RunRecord, SeamRow, SequenceTokens
 
 LOG_TAIL_CHARS = 4000
 Piece = TypeVar("Piece", bound=BaseModel)
@@ -71,6 +71,7 @@ class Error(Line):
     remedy: str = ""
     counters: dict[str, int | float] = {}
     ids: tuple[int, ...] = ()
+    further_ids: tuple[tuple[int, ...], ...] = ()
 
 
 class Fault(Exception):
@@ -135,7 +136,7 @@ class Stream:
         made = _build(Generation, line)
         if made.index in {earlier.index for earlier in self.generations}:
             raise Fault(f"generation {made.number} a second time")
-        if any(token < 0 for token in made.ids):
+        if any(token < 0 for sequence in made.sequences for token in sequence.ids):
             raise Fault("ids: a negative id")
         return made
 
@@ -195,7 +196,9 @@ def _in_flight(stream: Stream) -> tuple[Generation, ...]:
     """The generation that an error cut off, if it had begun."""
     if stream.error is None or not stream.error.ids:
         return ()
-    return (Generation(index=len(stream.generations), warmup=False, ids=stream.error.ids, stop_reason=None),)
+    further = tuple(SequenceTokens(ids=ids, stop_reason=None) for ids in stream.error.further_ids)
+    index = len(stream.generations)
+    return (Generation(index=index, warmup=False, ids=stream.error.ids, stop_reason=None, further=further),)
 
 
 def _rows(line: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:

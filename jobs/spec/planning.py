@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,13 +215,27 @@ def _cells(spec: SweepSpec, models: Mapping[str, ResolvedModel], resolver: Resol
     for model, prompt in itertools.product(models, prompts):
         for values in itertools.product(*axes.values()):
             config = dict(zip(axes, values, strict=True))
-            cells.append(_cell(spec, model, models[model], prompt, ids[model, prompt], config))
+            at = prompts.index(prompt)
+            turned = [ids[model, name] for name in (*prompts[at:], *prompts[:at])]
+            cells.append(_cell(spec, model, models[model], prompt, turned[: _widest(form, config)], config))
     return tuple(cells)
 
 
+def _widest(form: SweepForm, config: Mapping[str, Scalar]) -> int:
+    """The largest batch of any arm in a cell."""
+    asked = [{**config, **merged(form, name).config}.get("batch") for name in form.arms]
+    return max(batch if isinstance(batch, int) else 1 for batch in asked)
+
+
 def _cell(
-    spec: SweepSpec, model: str, found: ResolvedModel, prompt: str, ids: tuple[int, ...], config: dict[str, Scalar]
+    spec: SweepSpec,
+    model: str,
+    found: ResolvedModel,
+    prompt: str,
+    ids: Sequence[tuple[int, ...]],
+    config: dict[str, Scalar],
 ) -> CellPlan:
+    """A cell; `ids` are the prompts of its sequences, its own prompt's first."""
     form = spec.form
     return CellPlan(
         cell="/".join([model, prompt, *(f"{name}={_shown(value)}" for name, value in config.items())]),
@@ -229,7 +243,8 @@ def _cell(
         model_path=str(found.path),
         model_digest=found.digest,
         prompt=prompt,
-        prompt_ids=ids,
+        prompt_ids=ids[0],
+        further_prompts=tuple(ids[1:]),
         card_class=form.cards.class_,
         config=config,
         settings=RunSettings(**form.run.model_dump()),

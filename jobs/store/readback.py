@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from sqlalchemy import Connection, Row, Table, select
@@ -25,6 +26,7 @@ from jobs.model import (
     RunFact,
     RunRecord,
     SeamRow,
+    SequenceTokens,
     Stamp,
 )
 from jobs.store import submission
@@ -145,7 +147,7 @@ def _record(row: Row[Any], parts: Rows, readings: dict[str, dict[str, Reading]])
         attempt_number=row.number,
         **{name: getattr(row, name) for name in COLUMNS_ALIKE},
         equations=tuple(Equation.model_validate(one) for one in row.equations),
-        generations=tuple(_generation(one, steps.get(one.position, ())) for one in parts["token_stream"]),
+        generations=_generations(parts["token_stream"], steps),
         counters=readings["counter"],
         metrics=readings["metric"],
         seams=tuple(SeamRow(**_fields(one, SeamRow)) for one in parts["seam"]),
@@ -155,7 +157,16 @@ def _record(row: Row[Any], parts: Rows, readings: dict[str, dict[str, Reading]])
     )
 
 
-def _generation(row: Row[Any], step_ns: tuple[int, ...]) -> Generation:
+def _generations(streams: list[Row[Any]], steps: Mapping[int, tuple[int, ...]]) -> tuple[Generation, ...]:
+    """Streams in order: one of sequence 0 begins a generation, and the ones after it are its further sequences."""
+    starts = [at for at, row in enumerate(streams) if row.sequence == 0]
+    return tuple(
+        _generation(streams[start], steps.get(streams[start].position, ()), streams[start + 1 : end])
+        for start, end in pairwise((*starts, len(streams)))
+    )
+
+
+def _generation(row: Row[Any], step_ns: tuple[int, ...], further: list[Row[Any]]) -> Generation:
     return Generation(
         index=row.generation,
         warmup=row.warmup,
@@ -165,6 +176,7 @@ def _generation(row: Row[Any], step_ns: tuple[int, ...]) -> Generation:
         counters=row.counters,
         prefill_ns=row.prefill_ns,
         step_ns=step_ns,
+        further=tuple(SequenceTokens(ids=one.ids, stop_reason=one.stop_reason, gaps=one.gaps) for one in further),
     )
 
 

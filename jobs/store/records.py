@@ -92,27 +92,27 @@ def write_record(
 
 def _write_parts(connection: Connection, record: RunRecord) -> None:
     own = {"attempt_id": record.attempt_id}
-    generations = list(enumerate(record.generations))
-    streams = [
-        {
-            **own,
-            "position": position,
-            "generation": row.index,
-            "warmup": row.warmup,
-            "ids": row.ids,
-            "ids_digest": ids_digest(row.ids),
-            "stop_reason": row.stop_reason,
-            "gaps": row.gaps,
-            "counters": row.counters,
-            "prefill_ns": row.prefill_ns,
-        }
-        for position, row in generations
-    ]
-    samples = [
-        {**own, "position": position, "name": "step_ns", "numbers": row.step_ns}
-        for position, row in generations
-        if row.step_ns
-    ]
+    streams: list[dict[str, Any]] = []
+    samples: list[dict[str, Any]] = []
+    for row in record.generations:
+        if row.step_ns:
+            samples.append({**own, "position": len(streams), "name": "step_ns", "numbers": row.step_ns})
+        streams += [
+            {
+                **own,
+                "position": len(streams) + sequence,
+                "generation": row.index,
+                "sequence": sequence,
+                "warmup": row.warmup,
+                "ids": tokens.ids,
+                "ids_digest": ids_digest(tokens.ids),
+                "stop_reason": tokens.stop_reason,
+                "gaps": tokens.gaps,
+                "counters": {} if sequence else row.counters,  # of the whole batch, so they stand once
+                "prefill_ns": 0 if sequence else row.prefill_ns,
+            }
+            for sequence, tokens in enumerate(row.sequences)
+        ]
     _insert(connection, token_stream, streams)
     _insert(connection, sample, samples)
     _insert(connection, seam, [{**own, "position": i, **row.model_dump()} for i, row in enumerate(record.seams)])

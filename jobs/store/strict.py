@@ -68,9 +68,11 @@ def _reading(value: Any, place: str, flags: dict[str, str]) -> Any:
 
 
 def _generation(body: dict[str, Any], place: str, flags: dict[str, str]) -> None:
-    if any(_fault(gap) for gap in body["gaps"]):
-        # One gap cannot be left out, or all later ones would stand at another id.
-        body["gaps"] = _flag(flags, f"{place}.gaps", "not finite", ())
+    further = body.get("further", ())
+    for own, at in ((body, place), *((one, f"{place}.further.{i}") for i, one in enumerate(further))):
+        if any(_fault(gap) for gap in own["gaps"]):
+            # One gap cannot be left out, or all later ones would stand at another id.
+            own["gaps"] = _flag(flags, f"{at}.gaps", "not finite", ())
     for phase, counters in body["counters"].items():
         for name in [name for name, value in counters.items() if _fault(value)]:
             _flag(flags, f"{place}.counters.{phase}.{name}", str(_fault(counters.pop(name))), None)
@@ -111,7 +113,8 @@ def _require_64_bits(record: RunRecord) -> None:
         "peak_rss_bytes": record.peak_rss_bytes,
     }
     for index, generation in enumerate(record.generations):
-        numbers = (generation.index, generation.prefill_ns, *generation.ids, *generation.step_ns)
+        ids = (token for sequence in generation.sequences for token in sequence.ids)
+        numbers = (generation.index, generation.prefill_ns, *ids, *generation.step_ns)
         places[f"generations.{index}"] = max(numbers, key=abs)
     for index, seam in enumerate(record.seams):
         places[f"seams.{index}.step"] = seam.step

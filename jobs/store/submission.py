@@ -137,7 +137,7 @@ def _scenario(connection: Connection, sweep_id: str, position: int, plan: CellPl
             "kind": plan.kind,
             "model": plan.model,
             "model_digest": plan.model_digest,
-            "prompt_digest": ids_digest(plan.prompt_ids),
+            "prompt_digest": _prompt_digest(plan),
             "card_class": plan.card_class,
             "plan": plan.model_dump(mode="json"),
         },
@@ -152,6 +152,14 @@ def _scenario(connection: Connection, sweep_id: str, position: int, plan: CellPl
             runs.append({**row, "arm": arm, "state": "pending"})
     connection.execute(insert(block), blocks)
     connection.execute(insert(run), runs)
+
+
+def _prompt_digest(plan: CellPlan) -> str:
+    """The digest of the prompt's ids; of a batch with several prompts, one over theirs."""
+    if not plan.further_prompts:
+        return ids_digest(plan.prompt_ids)
+    digests = [ids_digest(prompt) for prompt in (plan.prompt_ids, *plan.further_prompts)]
+    return hashlib.sha256(json.dumps(digests).encode()).hexdigest()
 
 
 def ids_digest(ids: Sequence[int]) -> str:

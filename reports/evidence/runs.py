@@ -71,11 +71,11 @@ def rerun_command(arm: ArmPlan, cell: CellInput) -> str:
     """The shell command that runs one arm of a cell by hand, every value quoted."""
     plan, settings = cell.plan, cell.plan.settings
     config = {**plan.config, **arm.config}
-    ids = " ".join(map(str, plan.prompt_ids))
+    prompts = [word for ids in plan.prompts(arm) for word in ("--prompt-ids", " ".join(map(str, ids)))]
     words_ = ["assay", "engine", "run"]
     if arm.python_path is not None:
         words_ = ["env", f"PYTHONPATH={arm.python_path}", "python", "-P", "-m", "engine", "run"]
-    words_ += ["--model", plan.model_path, "--prompt-ids", ids, "--tokens", str(settings.tokens)]
+    words_ += ["--model", plan.model_path, *prompts, "--tokens", str(settings.tokens)]
     words_ += [
         "--generations",
         str(settings.generations),

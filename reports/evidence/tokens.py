@@ -17,8 +17,10 @@ def build(measured: list[Measured]) -> Section:
     stops: dict[tuple[int, ...], set[str]] = {}
     for run, record in measured:
         for item in record.generations:
-            groups.setdefault(item.ids, []).append(f"{label(run)} generation {item.number}")
-            stops.setdefault(item.ids, set()).add(item.stop_reason or "cut off")
+            for number, tokens in enumerate(item.sequences, start=1):
+                of = f", sequence {number}" if item.further else ""
+                groups.setdefault(tokens.ids, []).append(f"{label(run)} generation {item.number}{of}")
+                stops.setdefault(tokens.ids, set()).add(tokens.stop_reason or "cut off")
     if not groups:
         return Section("tokens", "Tokens", words(State("missing", "warn"), ": no run gave a token."))
     reference = next(iter(groups))

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,36 @@ def test_arm_config_wins_over_the_cells(tree: Path) -> None:
     document = request_document(order_for(tree))
     assert document["config"] == {"weight_budget": "50%", "policy": "stable"}
     assert document["uuid"] == UUID
+
+
+def test_each_arm_is_asked_for_its_own_batch(tree: Path) -> None:
+    """As many prompts as it has sequences; the engine takes them in turn where there are fewer."""
+    order = order_for(tree)
+    cell = order.cell.model_copy(update={"further_prompts": ((3,), (4, 5)), "config": {"batch": 5}})
+    asked = request_document(replace(order, cell=cell))
+    assert (asked["prompt_ids"], asked["further_prompts"], asked["config"]["batch"]) == ([1, 2], [[3], [4, 5]], 5)
+    narrow = request_document(replace(order, cell=cell, arm=order.arm.model_copy(update={"config": {"batch": 1}})))
+    assert "further_prompts" not in narrow, "an older engine knows no such key"
+    assert "further_prompts" not in request_document(order)
+
+
+def test_every_sequence_of_a_batch_is_recorded(tmp_path: Path, tree: Path) -> None:
+    further = '"further": [{"ids": [7, 8], "stop_reason": "eos", "gaps": [0.5, 0.25]}], '
+    line = GENERATION.replace('"index": 0', '"index": 7').replace('"counters"', further + '"counters"')
+    done = run(tmp_path, order_for(tree, spoil=line))
+    assert done.record is not None
+    [made] = [g for g in done.record.generations if g.index == 7]
+    assert [(s.ids, s.stop_reason) for s in made.sequences] == [((1,), "length"), ((7, 8), "eos")]
+    bad = run(tmp_path, order_for(tree, spoil=line.replace("[7, 8]", "[7, -8]")))
+    assert bad.end == "failed" and "a negative id" in bad.reason
+
+
+def test_an_error_keeps_the_tokens_of_every_sequence(tmp_path: Path, tree: Path) -> None:
+    error = {"type": "error", "code": 15, "kind": "non_finite", "message": "x", "ids": [4], "further_ids": [[5, 6], []]}
+    done = run(tmp_path, order_for(tree, spoil=json.dumps(error)))
+    assert done.record is not None
+    assert [s.ids for s in done.record.generations[-1].sequences] == [(4,), (5, 6), ()]
+    assert done.record.generations[-1].stop_reason is None
 
 
 def test_no_secret_of_the_worker_reaches_the_child(tmp_path: Path, tree: Path) -> None:
@@ -225,7 +256,7 @@ GENERATION = (
         ('{"type": "progress", "phase": "\\ud800"}', "phase holds NUL or half a surrogate pair"),
         ('{"type": "progress", "\\u0000": 1}', "a name in the line holds NUL"),
         ('{"type": "result", "counters": {"hits": 1, "hits": 2}}', "'hits' stands twice"),
-        ('{"type": "generation", "index": "x"}', "index: "),
+        ('{"type": "generation", "ids": [], "stop_reason": null, "index": "x"}', "index: "),
         (result_line(counters={"page_ins": "7"}), "counters.page_ins"),
         (result_line(counters={"page_ins": True}), "counters.page_ins"),
         (result_line(counters={"page_ins": None}), "counters.page_ins"),

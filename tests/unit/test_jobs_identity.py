@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.identity import ArmStreams, Stream, broken_locks, common_prefix, pair_row, self_row
-from jobs.model import IdentityContract, Lock
+from jobs import wording
+from jobs.identity import ArmStreams, Stream, broken_locks, common_prefix, pair_row, self_row, streams_of
+from jobs.model import Generation, IdentityContract, Lock, RunRecord, SequenceTokens
+from reports import divergence
 
 FULL = IdentityContract()
 IDS = tuple(range(100, 132))
@@ -238,3 +240,77 @@ def test_identity_is_symmetric_and_short_mirrors_long(left: list[int], right: li
     two = pair_row(arm("base", lambda _r, _g: right), arm("head", lambda _r, _g: left), FULL).klass
     assert two == mirror.get(one, one)
     assert (one == "IDENTICAL") == (left == right)
+
+
+# ---- batches -----------------------------------------------------------------------------------------------------
+
+
+def batch(
+    name: str, rows: Sequence[Sequence[int]], *, runs: int = 2, changed: tuple[int, int] = (-1, -1)
+) -> ArmStreams:
+    """An arm with three generations of these sequences; one of them, (generation, sequence), gives another id."""
+    record = RunRecord(
+        run_id=f"run_{name}",
+        attempt_id="",
+        attempt_number=1,
+        exit_code=0,
+        generations=tuple(
+            _generation(g, [_turned(ids, other=(g, s) == changed) for s, ids in enumerate(rows)]) for g in range(3)
+        ),
+    )
+    return streams_of(name, [record] * runs)
+
+
+def _turned(ids: Sequence[int], *, other: bool) -> tuple[int, ...]:
+    return (*ids[:2], 9, *ids[3:]) if other else tuple(ids)
+
+
+def _generation(index: int, rows: Sequence[tuple[int, ...]]) -> Generation:
+    first, *further = (SequenceTokens(ids=ids, stop_reason="length", gaps=(0.5,) * len(ids)) for ids in rows)
+    tokens = first.model_dump()
+    return Generation(index=index, warmup=False, **tokens, further=tuple(further))
+
+
+ROWS = ((1, 2, 3, 4), (5, 6, 7, 8), (10, 11, 12, 13))
+
+
+def test_sequences_are_compared_each_with_its_own() -> None:
+    row = pair_row(batch("base", ROWS), batch("head", ROWS), FULL)
+    assert (row.klass, row.compared, row.sequence) == ("IDENTICAL", 4 * 3 * 3 * 2, None)
+    assert row.note == "3 generations of 3 sequences in each of 2 runs"
+    swapped = pair_row(batch("base", ROWS), batch("head", (ROWS[0], ROWS[2], ROWS[1])), FULL)
+    assert (swapped.klass, swapped.sequence) == ("VIOLATION", 1), "the same lists in other places are other tokens"
+
+
+def test_field_39_a_difference_names_its_sequence() -> None:
+    row = pair_row(batch("base", ROWS), batch("head", ROWS, changed=(0, 2)), FULL)
+    assert (row.klass, row.generation, row.sequence, row.left_id, row.right_id) == ("VIOLATION", 0, 2, 12, 9)
+    assert "generation 1 differs in sequence 3 of 3, 2, 3 are equal" in row.note
+    assert "at index 2 of generation 1, sequence 3 (id 9 instead of 12)" in wording.difference(row)
+    assert "in generation 1, sequence 3 at index 2" in divergence.build(row).sentence
+    again = self_row(batch("head", ROWS, changed=(1, 2)))
+    assert (again.klass, again.sequence) == ("VIOLATION", 2)
+    assert (again.left, again.right) == ("head gen 1 seq 3", "head gen 2 seq 3")
+    runs = ArmStreams("head", (*batch("head", ROWS, runs=1).runs, *batch("head", ROWS, runs=1, changed=(2, 1)).runs))
+    wavering = self_row(runs)
+    assert wavering.klass == "NONDETERMINISTIC" and "disagree in generation 3, sequence 2" in wavering.note
+
+
+def test_batches_of_two_sizes_share_their_first_sequences() -> None:
+    row = pair_row(batch("base", ROWS[:1]), batch("head", ROWS), FULL)
+    assert row.klass == "IDENTICAL" and row.compared == 4 * 3 * 2
+    assert row.note == "3 generations in each of 2 runs; 2 sequences of one arm's batch had no other to compare with"
+    worse = pair_row(batch("base", ROWS[:1]), batch("head", ROWS, changed=(0, 0)), FULL)
+    assert (worse.klass, worse.sequence) == ("VIOLATION", 0)
+
+
+def test_a_lock_is_about_the_first_sequence() -> None:
+    lock = Lock(prompt="p", index=0, expected=1)
+    assert broken_locks([lock], "p", batch("base", ROWS)) == []
+    assert len(broken_locks([lock], "p", batch("base", ROWS[1:]))) == 1
+
+
+def test_what_has_one_sequence_is_written_as_before_there_were_batches() -> None:
+    one, two = (pair_row(batch("base", rows), batch("head", rows, changed=(0, 0)), FULL) for rows in (ROWS[:1], ROWS))
+    assert "sequence" not in one.model_dump() and two.model_dump()["sequence"] == 0
+    assert "further" not in _generation(0, [ROWS[0]]).model_dump()

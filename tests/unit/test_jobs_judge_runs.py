@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from jobs.judge import judge
-from jobs.model import Certificate, Equation, Gate, Generation, Invariant, JudgeInput, RunFact, RunSettings
+from jobs.model import (
+    Certificate,
+    Equation,
+    Gate,
+    Generation,
+    Invariant,
+    JudgeInput,
+    RunFact,
+    RunSettings,
+)
 from jobs.verdict import Verdict
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from engine.counters import COUNTERS
 from jobs.metrics import METRICS, derive, expression_names, readings, upper_median
-from jobs.model import Generation, Missing, Reading, RunRecord
+from jobs.model import Generation, Missing, Reading, RunRecord, SequenceTokens
 
 
 def generation(index: int = 0, tokens: int = 16, *, warmup: bool = False, step_ns: int = 2_000_000) -> Generation:
@@ -150,3 +150,16 @@ def test_expressions_may_name_counters_metrics_and_facts() -> None:
     names = expression_names()
     assert names >= set(COUNTERS)
     assert {"byte_hit_rate", "weight_bytes"} <= names
+
+
+def test_figures_per_token_are_over_all_sequences_of_a_batch() -> None:
+    """A step reads each weight once however many sequences it serves; real tokens count, of one that stopped too."""
+    full = SequenceTokens(ids=(1,) * 16, stop_reason="length")
+    batch = generation().model_copy(update={"further": (full, full, full)})
+    one, four = derive(SEED, SEED_FACTS, [generation()]), derive(SEED, SEED_FACTS, [batch])
+    for name in ("htod_bytes_per_token", "page_ins_per_token", "floor_bytes_per_token", "floor_distance_bytes"):
+        assert four[name] * 4 == one[name], name  # type: ignore[operator]
+    assert four["decode_ms_per_token"] == one["decode_ms_per_token"]
+    assert four["floor_ratio"] == one["floor_ratio"]
+    stopped = batch.model_copy(update={"further": (full, full, SequenceTokens(ids=(1,) * 8, stop_reason="eos"))})
+    assert derive(SEED, SEED_FACTS, [stopped])["page_ins_per_token"] == 3008 / 56

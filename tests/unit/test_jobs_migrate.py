@@ -10,8 +10,10 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -33,7 +35,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "{revision}"
-down_revision = "0001"
+down_revision = "0002"
 branch_labels = None
 depends_on = None
 
@@ -107,6 +109,31 @@ def test_field_65_every_constraint_has_a_name_alike_in_both(store_url: str, tmp_
     assert {"ck_attempt_state", "ck_value_one", "uq_attempt_run_id_number"} <= migrated["attempt"] | migrated["value"]
 
 
+def test_streams_stored_before_there_were_batches_are_first_sequences(tmp_path: Path) -> None:
+    """Up from 0001 with a row in it, and down again, which no further sequence outlives."""
+    url = f"sqlite:///{tmp_path / 'store.sqlite'}"
+    database = Database(url)
+    columns = "attempt_id, position, generation, warmup, ids, ids_digest, gaps, counters, prefill_ns"
+    row = "VALUES ('att', {}, 0, 0, x'', 'd', x'', '{{}}', 0"
+
+    def alone(sql: str) -> list[Any]:
+        """On a connection that does not hold foreign keys: what is asked here is the one table."""
+        with sqlite3.connect(tmp_path / "store.sqlite") as connection:
+            return connection.execute(sql).fetchall()
+
+    def move(command_: Callable[[Config, str], None], target: str) -> None:
+        database.write(lambda connection: command_(revision._config(connection, None), target))
+
+    move(command.upgrade, "0001")
+    alone(f"INSERT INTO token_stream ({columns}) {row.format(0)})")
+    move(command.upgrade, "0002")
+    assert alone("SELECT position, sequence FROM token_stream") == [(0, 0)]
+    alone(f"INSERT INTO token_stream ({columns}, sequence) {row.format(1)}, 1)")
+    move(command.downgrade, "0001")
+    assert alone("SELECT position FROM token_stream") == [(0,)]
+    database.close()
+
+
 def test_check_constraints_say_the_same_in_both(tmp_path: Path) -> None:
     def checks(file: Path) -> dict[str, str]:
         found = {}
@@ -143,25 +170,25 @@ def test_field_65_down_and_up_again(store_url: str) -> None:
 
 def test_a_later_migration_is_applied_and_asked_for(store_url: str, tmp_path: Path) -> None:
     migrate.upgrade(store_url)
-    folder = scripts_with(tmp_path, r0002="pass")
+    folder = scripts_with(tmp_path, r0003="pass")
     database = Database(store_url)
-    with pytest.raises(StoreError, match=r"at revision 0001, this assay needs 0002 \(assay db upgrade --store"):
+    with pytest.raises(StoreError, match=r"at revision 0002, this assay needs 0003 \(assay db upgrade --store"):
         revision.require_head(database, folder)
-    assert revision.upgrade(database, folder) == ("0001", "0002")
+    assert revision.upgrade(database, folder) == ("0002", "0003")
     revision.require_head(database, folder)
     database.close()
-    with pytest.raises(StoreError, match=r"at revision 0002, which this assay \(0001\) does not know"):
+    with pytest.raises(StoreError, match=r"at revision 0003, which this assay \(0002\) does not know"):
         migrate.upgrade(store_url)
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(store_url: str, tmp_path: Path) -> None:
     migrate.upgrade(store_url)
     database = Database(store_url)
-    folder = scripts_with(tmp_path, r0002="raise RuntimeError('no')")
+    folder = scripts_with(tmp_path, r0003="raise RuntimeError('no')")
     with pytest.raises(RuntimeError, match="no"):
         revision.upgrade(database, folder)
     with database.reading() as connection:
-        assert revision.current(connection) == "0001"
+        assert revision.current(connection) == "0002"
         assert "later" not in inspect(connection).get_table_names()
     database.close()
 
@@ -182,7 +209,7 @@ def test_sql_can_be_written_without_a_database() -> None:
 
 def test_field_65_two_heads_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     assert migrate.head()
-    folder = scripts_with(tmp_path, r0002="pass", r0003="pass")
+    folder = scripts_with(tmp_path, r0003="pass", r0004="pass")
     with pytest.raises(StoreError, match="more than one head"):
         revision.head(folder)
     file = tmp_path / "store.sqlite"

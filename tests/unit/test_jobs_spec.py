@@ -256,3 +256,32 @@ def test_documented_defaults_are_the_defaults(checkout: Path) -> None:
                 str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
             )
             assert word == str(shown), key
+
+
+def test_sequences_of_a_batch_take_the_prompts_in_turn(tmp_path: Path) -> None:
+    """From the cell's own prompt on; as many as the batch has, and once around at most."""
+    manifest = planned(tmp_path, SMALL + "matrix: {batch: [1, 2, 4]}\n")
+    given = {cell.cell: (cell.prompt_ids, cell.further_prompts) for cell in manifest.cells}
+    assert given == {
+        "toy/short/batch=1": ((1, 2), ()),
+        "toy/short/batch=2": ((1, 2), ((3, 3),)),
+        "toy/short/batch=4": ((1, 2), ((3, 3),)),
+        "toy/long/batch=1": ((3, 3), ()),
+        "toy/long/batch=2": ((3, 3), ((1, 2),)),
+        "toy/long/batch=4": ((3, 3), ((1, 2),)),
+    }
+    base = manifest.arms[0]
+    assert [cell.batch(base) for cell in manifest.cells[:3]] == [1, 2, 4]
+    only = planned(tmp_path, SMALL + "matrix: {batch: [3], prompt: [long]}\n")
+    assert only.cells[0].further_prompts == (), "a prompt that is not in the matrix is in no batch"
+
+
+def test_arms_may_differ_in_their_batch(tmp_path: Path) -> None:
+    text = SMALL.replace("{source: checkout}", "{source: checkout, config: {batch: 2}}")
+    cell = (manifest := planned(tmp_path, text.replace("[policy]", "[policy, batch]"))).cells[0]
+    prompts = {arm.name: (cell.batch(arm), cell.prompts(arm)) for arm in manifest.arms}
+    assert prompts["base"] == (1, ((1, 2),)) and prompts["head"] == (2, ((1, 2), (3, 3)))
+    with pytest.raises(SpecError, match="differs from base in batch"):
+        load(write(tmp_path, text))
+    bare = planned(tmp_path, SMALL)
+    assert all("further_prompts" not in cell.model_dump() for cell in bare.cells), "stored manifests keep their digests"

@@ -27,6 +27,7 @@ from jobs.model import (
     RunRecord,
     RunSettings,
     SeamRow,
+    SequenceTokens,
 )
 from jobs.store import AttemptRef, BlockClaim, Store, readback, records
 from jobs.store.connect import Database
@@ -118,13 +119,17 @@ def several(strategy: st.SearchStrategy[Any]) -> st.SearchStrategy[tuple[Any, ..
     return st.lists(strategy, max_size=3).map(tuple)
 
 
+TOKENS: dict[str, st.SearchStrategy[Any]] = {
+    "ids": several(COUNTS),
+    "stop_reason": st.sampled_from(["length", "eos", None]),
+    "gaps": several(FLOATS),
+}
 GENERATIONS = st.builds(
     Generation,
     index=st.integers(0, 5),
     warmup=st.booleans(),
-    ids=several(COUNTS),
-    stop_reason=st.sampled_from(["length", "eos", None]),
-    gaps=several(FLOATS),
+    **TOKENS,
+    further=several(st.builds(SequenceTokens, **TOKENS)),
     counters=st.dictionaries(NAMES, st.dictionaries(NAMES, st.one_of(INTEGERS, FLOATS), max_size=3), max_size=2),
     prefill_ns=COUNTS,
     step_ns=several(COUNTS),
@@ -233,12 +238,14 @@ def test_no_record_is_refused_for_its_values(
     sides: tuple[float, float],
 ) -> None:
     equation = Equation(name="W1", text="a == b", relation="==", lhs=sides[0], rhs=sides[1], holds=True)
-    one = Generation(index=0, warmup=False, ids=(1, 2), stop_reason="length", gaps=gaps, counters={"decode": phase})
+    other = SequenceTokens(ids=(3,), stop_reason="eos", gaps=gaps)
+    tokens: dict[str, Any] = {"ids": (1, 2), "stop_reason": "length", "gaps": gaps, "further": (other,)}
+    one = Generation(index=0, warmup=False, **tokens, counters={"decode": phase})
     fields = {"counters": counters, "facts": facts, "device": device, "log_tail": log_tail}
     given_record, found = written(store, {"exit_code": 0, **fields, "generations": (one,), "equations": (equation,)})
     assert found == storable(given_record)[0]
     assert found.canonical()  # strict JSON: NaN would raise
-    assert found.generations[0].ids == (1, 2)
+    assert found.generations[0].ids == (1, 2) and found.generations[0].further[0].ids == (3,)
     assert set(found.counters) == set(given_record.counters)
     for name, reading in given_record.counters.items():
         if isinstance(reading, Missing) or (math.isfinite(reading) and abs(reading) < 2**63):
