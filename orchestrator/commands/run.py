@@ -16,7 +16,7 @@ from ulid import ULID
 
 from engine.errors import EngineError
 from jobs import migrate
-from jobs.errors import SpecError
+from jobs.errors import SpecError, StoreError
 from jobs.model import Manifest
 from jobs.order import run_order
 from jobs.provenance import harness_digest, own_root
@@ -191,7 +191,7 @@ def _work(
     except (Stopped, KeyboardInterrupt):
         sys.stderr.write(f"stopped; every child is ended. Go on with: {how_to_resume}\n")
         raise typer.Exit(128 + (stop.number or signal.SIGINT)) from None
-    except (HostLost, ProbeError) as lost:
+    except (HostLost, ProbeError, StoreError) as lost:
         raise HostLost(f"{lost} (go on with: {how_to_resume})") from lost
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
 from jobs.errors import StoreError
+from orchestrator.cards import ProbeError
+from orchestrator.commands import run as run_command
 from orchestrator.place import HostLost, Stopped
 from orchestrator.supervise import SIGNALS, StopFlag, deaf, supervised
 
@@ -128,3 +132,19 @@ def test_what_a_driver_starts_does_not_inherit_its_deafness(stop: StopFlag) -> N
         return ignored, bool(signal.pthread_sigmask(signal.SIG_BLOCK, []) & set(SIGNALS))
 
     assert supervised(drive, stop) == (False, False)
+
+
+@pytest.mark.parametrize("loss", [HostLost("Ray is gone"), ProbeError("card 0 is gone"), StoreError("locked", "wait")])
+def test_whatever_is_lost_on_the_way_the_command_tells_how_to_go_on(
+    stop: StopFlag, monkeypatch: pytest.MonkeyPatch, loss: Exception
+) -> None:
+    def lose(*_given: object) -> None:
+        raise loss
+
+    card = SimpleNamespace(simulated=True)
+    cell = SimpleNamespace(settings=SimpleNamespace(device="sim"), card_class="any")
+    store = SimpleNamespace(pending=lambda _sweep: SimpleNamespace(runs=1, pending=1))
+    monkeypatch.setattr(run_command, "cards_of_host", lambda *_given: (card,))
+    monkeypatch.setattr(run_command, "supervised", lose)
+    with pytest.raises(HostLost, match=rf"{re.escape(str(loss))} \(go on with: assay run x --resume\)"):
+        run_command._work(store, "swp_1", SimpleNamespace(cells=[cell]), 1, None, "assay run x --resume", stop)  # type: ignore[arg-type]
