@@ -12,8 +12,8 @@ def run_rotary(a: Arrays, p: Params) -> None:
     """y = a turned by cos b and sin c at each token's position, over the first 2 * half elements of each head.
 
     Tokens are the axis `tokens`; the tables are rows by position, or one row a token where `gathered`. Positions are
-    operand d, or count from the cached length; `shift` is (threshold, what is added above it, what up to it) for the
-    whole prompt's length, as a chunk's positions are the prompt's.
+    operand d, or count from the cached length; `shift` is what is added to them where the whole
+    prompt's length is above `long_above`, and what where it is not.
     """
     x = a["a"]
     batch = x.shape[0]
@@ -27,8 +27,8 @@ def run_rotary(a: Arrays, p: Params) -> None:
         if "length" in a:
             at = np.arange(tokens)[None] + int(a["length"][0])
             if "shift" in p:
-                threshold, above, below = p["shift"]
-                at += above if int(a["length"][0]) + tokens + int(a["ahead"][0]) > threshold else below
+                above, below = p["shift"]
+                at += above if int(a["length"][0]) + tokens + int(a["ahead"][0]) > p["long_above"] else below
         else:
             at = a["d"] if a["d"].ndim == 2 else a["d"].reshape(-1)[:1][:, None] + np.arange(tokens)[None]
         cos, sin = cos[at], sin[at]

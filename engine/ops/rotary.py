@@ -114,7 +114,8 @@ def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
         operands = [Operand("a", b.ref(node, 0, x)), Operand("b", b.constant(near)), Operand("c", b.constant(far))]
         operands.append(Operand("length", Ref("control", -1, "int64", (1,), "length")))
         if positions.shift is not None:
-            params["shift"] = (positions.shift.threshold, positions.shift.above, positions.shift.below)
+            params["long_above"] = positions.shift.threshold
+            params["shift"] = (positions.shift.above, positions.shift.below)
             operands.append(Operand("ahead", Ref("control", -1, "int32", (1,), "ahead")))
         b.emit(node, "rotary", (*operands, Operand("y", y.ref, "w")), params)
         return

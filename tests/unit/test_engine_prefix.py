@@ -18,7 +18,7 @@ from engine.prefix import Cached
 from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, run
 from tests.unit.engine_small import CONTEXT, HEAD_SIZE, Small, branch
 from tests.unit.test_engine_length_tables import decoder as long_rope
-from tests.unit.test_engine_length_tables import tables
+from tests.unit.test_engine_length_tables import moving, tables
 
 SAMPLES = ("tiny", "qwen2-int4-cuda", "gemma2-int4-cpu", "phi3-int4-cuda")
 STEPS = 4
@@ -203,12 +203,16 @@ def test_a_recurrent_state_is_refused_by_name(checkout: Path) -> None:
     assert outcome.code == 10 and b.plan.states[0].name in outcome.error["message"]
 
 
-def test_a_prompt_of_the_other_rotary_table_shares_nothing() -> None:
+@pytest.mark.parametrize("form", ["chosen", "moved"])
+def test_a_prompt_of_the_other_rotary_table_shares_nothing(form: str) -> None:
     """Keys of a prompt above the threshold were turned by the long table: the same ids below it have other keys."""
     random = np.random.default_rng(1)
-    near, far = tables(random, CONTEXT), tables(random, CONTEXT)
-    graph = long_rope("shape", 6, branch(far, as_weights=True), branch(near, as_weights=True))
-    assert near["cos"].shape == (CONTEXT, HEAD_SIZE // 2)
+    near, far = tables(random, 6), tables(random, CONTEXT)
+    if form == "moved":
+        graph = moving(6, far, near)
+    else:
+        graph = long_rope("shape", 6, branch(far, as_weights=True), branch(near, as_weights=True))
+    assert near["cos"].shape == (6, HEAD_SIZE // 2)
     ids = [1, 2, 3, 4, 5, 6, 7, 8]
     b = bench(graph)
     b.prefill(ids[:7])
