@@ -22,6 +22,8 @@ OLDEST_SERVED = 7
 """Before, element-wise operators broadcast by attributes of their own."""
 _MICROSOFT = 1
 """The only version that com.microsoft ever had."""
+_AHEAD = {"LayerNormalization": 17}
+"""Operators that onnxruntime has in the default domain from opset 1 on, and where the standard has them from."""
 _TYPES: Mapping[str, tuple[type, ...]] = {"FLOAT": (float,), "INT": (int,), "STRING": (str,), "GRAPH": (Subgraph,)}
 _ITEMS: Mapping[str, type] = {"FLOATS": float, "INTS": int, "STRINGS": bytes}
 
@@ -60,7 +62,7 @@ def check(node: Node) -> None:
     """Raises Refusal where a node of the standard is none of its version."""
     if node.domain or not _has(node.op):
         return  # SimplifiedLayerNormalization stands in the default domain and in no standard
-    schema = _schema(node.op, node.opset)
+    schema = _schema(node.op, max(node.opset, _AHEAD.get(node.op, 0)))
     if schema is None:
         raise Refusal(f"ai.onnx {node.opset} has no such operator")
     version = f"ai.onnx {node.opset}" if node.opset != NEWEST else "ai.onnx"

@@ -180,6 +180,13 @@ def test_field_51_an_operator_means_what_its_version_says(
         np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-6)
 
 
+def test_field_51_a_layer_norm_from_before_it_came_to_the_standard_is_onnxruntimes_own() -> None:
+    """Builders wrote it into graphs of opset 14; that runtime has it there since opset 1, with the same meaning."""
+    given = [of(2, 7), of(7)]
+    found, later = (engine_of(single("LayerNormalization", v, given, {}, 1), given)[0] for v in (14, 17))
+    np.testing.assert_array_equal(found, later)
+
+
 def test_field_51_an_older_softmax_runs_over_all_axes_behind_its_own() -> None:
     """The standard's reference overlooks that, so this one is written out: the default is axis 1, not the last."""
     x = of(5, 7, 1)
@@ -204,7 +211,7 @@ def test_field_51_an_older_softmax_runs_over_all_axes_behind_its_own() -> None:
         ("Slice", 10, [of(2, 7)], {"starts": [1], "ends": [5]}, 1, "no attribute 'ends'"),
         ("Reshape", 13, [of(2, 7), ints(7, 2)], {"allowzero": 0}, 1, "no attribute 'allowzero'"),
         ("DequantizeLinear", 10, [np.ones((2, 7), np.uint8), of(2)], {"axis": 0}, 1, "no attribute 'axis'"),
-        ("LayerNormalization", 16, [of(2, 7), of(7)], {}, 1, "ai.onnx 16 has no such operator"),
+        ("RMSNormalization", 22, [of(2, 7), of(7)], {}, 1, "ai.onnx 22 has no such operator"),
         ("Gelu", 19, [of(2, 7)], {}, 1, "ai.onnx 19 has no such operator"),
         ("Softmax", 13, [of(2, 7)], {"axis": 1.0}, 1, "attribute axis is 1.0, not of type int"),
         ("Transpose", 13, [of(2, 7)], {"perm": [1.0, 0.0]}, 1, "attribute perm is [1.0, 0.0], not of type ints"),
