@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 
 from engine.zoo.forward import Body, attend, gated_mlp, rms_norm, rotate
 from engine.zoo.hybrid_geometry import HybridGeometry
+from engine.zoo.passes import Past, apart
 from engine.zoo.quant import F64
 
 
@@ -20,37 +22,58 @@ class HybridBody(Body, Protocol):
         ...
 
 
-def final_hidden(g: HybridGeometry, body: HybridBody, state: F64, *, without: str | None = None) -> F64:
-    """Normed states [tokens, hidden] that the head would read, each position seeing itself and those before it.
+class HybridDecoder:
+    """The blocks of a hybrid; `passes.Blocks`."""
 
-    `state` are the tokens' embeddings; `without` leaves one block out (`layers.N.linear_attn`, `layers.N.attn` or
-    `layers.N.moe`), as if its weights were gone.
-    """
-    for layer in range(g.layers):
-        path = f"layers.{layer}"
-        kind = "attn" if g.is_attention(layer) else "linear_attn"
-        if without != f"{path}.{kind}":
-            normed = rms_norm(state, body.vector(f"{path}.input_layernorm"), g.rms_epsilon)
-            mix = _attention if kind == "attn" else _delta
-            state = state + mix(g, body, f"{path}.{kind}", normed)
-        if without != f"{path}.moe":
-            normed = rms_norm(state, body.vector(f"{path}.post_attention_layernorm"), g.rms_epsilon)
-            state = state + _experts(g, body, path, normed)
-    return rms_norm(state, body.vector("final_norm"), g.rms_epsilon)
+    def __init__(self, geometry: HybridGeometry, body: HybridBody) -> None:
+        self._g = geometry
+        self._body = body
+
+    @property
+    def names(self) -> list[str]:
+        """layers.N.linear_attn or layers.N.attn, and layers.N.moe, in order."""
+        kinds = {n: "attn" if self._g.is_attention(n) else "linear_attn" for n in range(self._g.layers)}
+        return [f"layers.{n}.{block}" for n in range(self._g.layers) for block in (kinds[n], "moe")]
+
+    def added(self, name: str, states: Sequence[F64], past: Past | None) -> list[F64]:
+        """What a block adds to each of some states [tokens, hidden]; its weights are read once."""
+        assert past is None, "a hybrid goes through whole"
+        path, kind = name.rsplit(".", 1)
+        norm = f"{path}.{'post_attention' if kind == 'moe' else 'input'}_layernorm"
+        normed = rms_norm(np.concatenate(states), self._body.vector(norm), self._g.rms_epsilon)
+        lengths = [len(state) for state in states]
+        if kind == "moe":
+            return apart(_experts(self._g, self._body, path, normed), lengths)
+        mix = _attention if kind == "attn" else _delta
+        return apart(mix(self._g, self._body, name, normed, lengths), lengths)
+
+    def closed(self, state: F64) -> F64:
+        """The last norm."""
+        return rms_norm(state, self._body.vector("final_norm"), self._g.rms_epsilon)
 
 
-def _delta(g: HybridGeometry, body: HybridBody, path: str, normed: F64) -> F64:
-    """S = e^g S, then S += k (x) beta (v - S^T k); read out with q."""
-    tokens, size = len(normed), g.state_size
-    mixed = _convolve(body, f"{path}.conv1d", body.product(f"{path}.qkv_proj", normed))
+def _delta(g: HybridGeometry, body: HybridBody, path: str, normed: F64, lengths: list[int]) -> F64:
+    """Over sequences of these lengths, one after another."""
+    packed = body.product(f"{path}.qkv_proj", normed)
+    raw = body.product(f"{path}.a_proj", normed) + body.vector(f"{path}.dt_bias")
+    decay = np.exp(body.vector(f"{path}.neg_exp_A") * np.log1p(np.exp(raw)))
+    beta = _sigmoid(body.product(f"{path}.b_proj", normed))
+    parts = zip(*(apart(x, lengths) for x in (packed, decay, beta)), strict=True)
+    out = np.concatenate([_recurrence(g, body, path, *each) for each in parts])
+    z = body.product(f"{path}.z_proj", normed)
+    gated = rms_norm(out, body.vector(f"{path}.norm"), g.rms_epsilon).reshape(-1, g.states)
+    return body.product(f"{path}.out_proj", gated * z * _sigmoid(z))
+
+
+def _recurrence(g: HybridGeometry, body: HybridBody, path: str, packed: F64, decay: F64, beta: F64) -> F64:
+    """S = e^g S, then S += k (x) beta (v - S^T k); read out with q: [tokens, value heads, size]."""
+    tokens, size = len(packed), g.state_size
+    mixed = _convolve(body, f"{path}.conv1d", packed)
     query, key, value = np.split(mixed, [g.keys, 2 * g.keys], axis=1)
     query, key = (_unit(x.reshape(tokens, g.key_heads, size)) for x in (query, key))
     query = query * float(np.float16(1 / math.sqrt(size)))  # the graph's own constant
     query, key = (np.repeat(x, g.value_heads // g.key_heads, axis=1) for x in (query, key))
     value = value.reshape(tokens, g.value_heads, size)
-    raw = body.product(f"{path}.a_proj", normed) + body.vector(f"{path}.dt_bias")
-    decay = np.exp(body.vector(f"{path}.neg_exp_A") * np.log1p(np.exp(raw)))
-    beta = _sigmoid(body.product(f"{path}.b_proj", normed))
     state = np.zeros((g.value_heads, size, size))
     out = np.empty((tokens, g.value_heads, size))
     for t in range(tokens):
@@ -58,9 +81,7 @@ def _delta(g: HybridGeometry, body: HybridBody, path: str, normed: F64) -> F64:
         change = beta[t, :, None] * (value[t] - np.einsum("hkv,hk->hv", state, key[t]))
         state += key[t, :, :, None] * change[:, None, :]
         out[t] = np.einsum("hkv,hk->hv", state, query[t])
-    z = body.product(f"{path}.z_proj", normed)
-    normed = rms_norm(out, body.vector(f"{path}.norm"), g.rms_epsilon).reshape(tokens, g.states)
-    return body.product(f"{path}.out_proj", normed * z * _sigmoid(z))
+    return out
 
 
 def _convolve(body: HybridBody, path: str, x: F64) -> F64:
@@ -72,17 +93,22 @@ def _convolve(body: HybridBody, path: str, x: F64) -> F64:
     return convolved
 
 
-def _attention(g: HybridGeometry, body: HybridBody, path: str, normed: F64) -> F64:
-    tokens, size = len(normed), g.head_size
-    both, key, value = np.split(
-        body.product(f"{path}.qkv_proj", normed), [2 * g.queries, 2 * g.queries + g.cached], axis=1
-    )
-    query, gate = np.split(both.reshape(tokens, g.heads, 2 * size), 2, axis=-1)
+def _attention(g: HybridGeometry, body: HybridBody, path: str, normed: F64, lengths: list[int]) -> F64:
+    """Over sequences of these lengths, one after another."""
+    packed = body.product(f"{path}.qkv_proj", normed)
+    mixed = np.concatenate([_attended(g, body, path, each) for each in apart(packed, lengths)])
+    gate = packed[:, : 2 * g.queries].reshape(-1, g.heads, 2 * g.head_size)[..., g.head_size :]
+    return body.product(f"{path}.o_proj", mixed * _sigmoid(gate.reshape(-1, g.queries)))
+
+
+def _attended(g: HybridGeometry, body: HybridBody, path: str, packed: F64) -> F64:
+    tokens, size = len(packed), g.head_size
+    both, key, value = np.split(packed, [2 * g.queries, 2 * g.queries + g.cached], axis=1)
+    query = both.reshape(tokens, g.heads, 2 * size)[..., :size]
     query = rms_norm(query, body.vector(f"{path}.q_norm"), g.rms_epsilon)
     key = rms_norm(key.reshape(tokens, g.kv_heads, size), body.vector(f"{path}.k_norm"), g.rms_epsilon)
     query, key = (rotate(x, g.rotary, g.rope_theta) for x in (query, key))
-    mixed = attend(query, key, value.reshape(tokens, g.kv_heads, size))
-    return body.product(f"{path}.o_proj", mixed * _sigmoid(gate.reshape(tokens, g.queries)))
+    return attend(query, key, value.reshape(tokens, g.kv_heads, size))
 
 
 def _experts(g: HybridGeometry, body: HybridBody, path: str, normed: F64) -> F64:

@@ -20,10 +20,10 @@ from engine.zoo.folder import ELSEWHERE, ModelFacts, Recipe, Written, install
 from engine.zoo.genai import CONFIG_FILE, genai_config
 from engine.zoo.hybrid import hybrid_model
 from engine.zoo.hybrid_geometry import HybridGeometry
-from engine.zoo.seeded_weights import FEW_LAYERS, PROMPT_IDS, SeededDecoder, SeededHybrid
+from engine.zoo.seeded_weights import PROMPT_IDS, SeededDecoder, SeededHybrid
 from engine.zoo.writer import DATA_FILE, MODEL_FILE, DecoderGeometry, decoder_model
 
-BUILDER_VERSION = 1
+BUILDER_VERSION = 2
 DEFAULT_SEED = 1234
 _SOURCE = {"made": "in code, from a seed", "licence": "Apache-2.0"}
 
@@ -35,6 +35,8 @@ class Form:
     family: str
     geometry: DecoderGeometry | HybridGeometry
     asymmetric: bool = False
+    peaked: bool = True
+    """Whether answers after one prompt are made clear, which takes a forward pass or more."""
 
     def with_layers(self, layers: int) -> Form:
         """The same in another depth. Raises BadRequest below 1."""
@@ -49,7 +51,7 @@ def build_geometry(
     """Build `form` with the weights of `seed` into `out`; the same arguments give the same bytes.
 
     A folder that holds this build hollow is filled unless hollow is what is asked for. Raises BadRequest for a negative
-    seed, an occupied folder, or a seed whose few layers leave no clear answers.
+    seed, an occupied folder, or a seed that leaves no clear answers.
     """
     if seed < 0:
         raise BadRequest(f"seed {seed} is negative", "pass --seed with 0 or more")
@@ -63,9 +65,10 @@ def fill(folder: Path) -> ModelFacts:
     zoo = folders.read_zoo(folder)
     try:
         name, options = str(zoo["name"]), dict(zoo["options"])
-        seed, family, asymmetric = int(options["seed"]), str(options["family"]), bool(options["asymmetric"])
+        seed, family = int(options["seed"]), str(options["family"])
+        asymmetric, peaked = bool(options["asymmetric"]), bool(options["peaked"])
         kind = HybridGeometry if family == HYBRID else DecoderGeometry
-        form = Form(family, kind(**options["geometry"]), asymmetric)
+        form = Form(family, kind(**options["geometry"]), asymmetric, peaked)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFilesError(f"{folder} holds no model with weights from a seed", "fill what was built so") from error
     recipe = _recipe(name, form, seed)
@@ -75,7 +78,7 @@ def fill(folder: Path) -> ModelFacts:
 
 
 def _recipe(name: str, form: Form, seed: int) -> Recipe:
-    options = {"seed": seed, "family": form.family, "asymmetric": form.asymmetric, "geometry": asdict(form.geometry)}
+    options = {"seed": seed, **asdict(form)}
     return Recipe(name, BUILDER_VERSION, _SOURCE, options)
 
 
@@ -83,10 +86,10 @@ def _write(folder: Path, form: Form, seed: int, *, hollow: bool) -> Written:
     layout = Layout(DATA_FILE)
     weights: SeededDecoder | SeededHybrid
     if isinstance(form.geometry, HybridGeometry):
-        weights = SeededHybrid(form.geometry, seed)
+        weights = SeededHybrid(form.geometry, seed, peaked=form.peaked)
         model = hybrid_model(form.geometry, weights, layout, str(BUILDER_VERSION))
     else:
-        weights = SeededDecoder(form.geometry, seed, asymmetric=form.asymmetric)
+        weights = SeededDecoder(form.geometry, seed, asymmetric=form.asymmetric, peaked=form.peaked)
         model = decoder_model(form.geometry, weights, layout, str(BUILDER_VERSION))
     g = form.geometry
     pad, bos, eos = (g.vocabulary - n for n in (3, 2, 1))
@@ -97,7 +100,7 @@ def _write(folder: Path, form: Form, seed: int, *, hollow: bool) -> Written:
         layout.reserve(folder)
         return Written(files, g, facts, layout.size_bytes)
     files.append(layout.write(folder))
-    if g.layers <= FEW_LAYERS:
+    if form.peaked:
         facts |= {"peaked": True, **weights.peak.facts(PROMPT_IDS)}
     return Written(files, g, facts)
 

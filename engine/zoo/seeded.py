@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.zoo.quant import BLOCK, F32, F64, U8, PackedLinear
+from engine.zoo.quant import BLOCK, F32, U8, PackedLinear
 
 Ids = NDArray[np.int64]
 
 CHUNK_BYTES = 4 << 20
+_CACHED_ELEMENTS = 1 << 16
+"""Of a part that is widened to float64 and read once: it should not leave the cache in between."""
 SYMMETRIC_DEVIATION = math.sqrt(17.5)
 """Of a code less 8: -7 to 7 as likely as each other, 0 twice."""
 ASYMMETRIC_DEVIATION = math.sqrt(22.5)
@@ -84,14 +86,36 @@ class SeededLinear:
         blocks *= self.scales.rows(ids).astype(np.float32)[:, :, None]
         return out
 
-    def product(self, x: F64) -> F64:
-        """x [T, columns] times the weight, [T, rows], without ever holding all of it."""
-        out = np.empty((x.shape[0], self.rows))
-        each = max(1, CHUNK_BYTES // self.columns)
+    def parts(self, elements: int) -> Iterator[F32]:
+        """The rows in order, about so many elements at a time."""
+        each = max(1, elements // self.columns)
         for start in range(0, self.rows, each):
-            stop = min(start + each, self.rows)
-            out[:, start:stop] = x @ self.values(np.arange(start, stop)).astype(np.float64).T
-        return out
+            yield self.values(np.arange(start, min(start + each, self.rows)))
+
+    def product(self, x: NDArray[Any]) -> NDArray[Any]:
+        """x [T, columns] times the weight, [T, rows], in the type of x, without ever holding all of it."""
+        return _product(x, self.parts(CHUNK_BYTES), self.rows)
+
+
+class Held:
+    """A weight kept in memory as float32, for products with one row at a time and many times."""
+
+    def __init__(self, weight: SeededLinear) -> None:
+        self._parts = list(weight.parts(_CACHED_ELEMENTS))
+        self._rows = weight.rows
+
+    def product(self, x: NDArray[Any]) -> NDArray[Any]:
+        """As the weight's own."""
+        return _product(x, self._parts, self._rows)
+
+
+def _product(x: NDArray[Any], parts: Iterable[F32], rows: int) -> NDArray[Any]:
+    out = np.empty((x.shape[0], rows), x.dtype)
+    start = 0
+    for part in parts:
+        np.matmul(x, part.astype(x.dtype, copy=False).T, out=out[:, start : start + len(part)])
+        start += len(part)
+    return out
 
 
 class Source:

@@ -2,34 +2,35 @@
 
 The table of an untied embedding holds quarters, which float16 and 4 bits both hold exactly; the head's rows are that
 table's rows in another order, so that each id is answered by the next one of a long cycle. A tied table is random, and
-its last norm has both signs, or every id would answer itself. Models of few layers get votes on top (`peaked`).
+its last norm has both signs, or every id would answer itself. Votes come on top (`peaked`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.errors import BadRequest
 from engine.zoo import forward, forward_hybrid
 from engine.zoo.hybrid_geometry import HybridGeometry
+from engine.zoo.passes import Blocks, Past, in_half, through, through_without_each
 from engine.zoo.peaked import Peak, cycle_scale, peak
 from engine.zoo.quant import BLOCK, F64
-from engine.zoo.seeded import Ids, Seeded, SeededLinear, Source, filled, mapped
+from engine.zoo.seeded import Held, Ids, Seeded, SeededLinear, Source, filled, mapped
 from engine.zoo.writer import DecoderGeometry
 
 PROMPT_IDS = (1, 17, 42, 99)
 PATH_IDS = 128
 SPECIAL_IDS = 3
 """The last ids of the vocabulary: pad, bos and eos."""
-FEW_LAYERS = 4
-"""Up to here a head is peaked on the host."""
-_QKV_GAIN, _O_GAIN, _MLP_GAIN = 2.0, 1.0, 1.1
-"""Output deviation of a product per unit of input; as in `tiny`, where attention and MLP both decide."""
+_QKV_GAIN, _O_GAIN, _MLP_GAIN, _ROUTER_GAIN = 2.0, 1.0, 1.1, 5.0
+"""Output deviation of a product per unit of input; as in `tiny`, where attention and MLP both decide. A router
+this sharp gives the last chosen expert next to nothing: which one that is, float16 may change in 40 layers."""
 _QUARTER = 0.25
 _TIED_LOGIT_DEVIATION = 3.0
 _USUAL_AGREEMENT = 0.3
@@ -48,6 +49,11 @@ class SeededHead:
         self.votes: Callable[[], Peak | None] = lambda: None
         deviation = _TIED_LOGIT_DEVIATION / math.sqrt(hidden)
         self._table = source.linear("table", vocabulary, hidden, deviation)
+
+    @property
+    def base_table(self) -> SeededLinear:
+        """A tied table before any vote."""
+        return self._table
 
     def embedding(self) -> Seeded:
         """The untied table, float16."""
@@ -117,14 +123,15 @@ class SeededHead:
 class SeededBody:
     """What all decoders of a seed share: norms, projections, the head, and how it is peaked."""
 
-    def __init__(self, geometry: DecoderGeometry | HybridGeometry, seed: int, *, tied: bool, asymmetric: bool) -> None:
+    def __init__(
+        self, geometry: DecoderGeometry | HybridGeometry, seed: int, *, tied: bool, asymmetric: bool, peaked: bool
+    ) -> None:
         self._hidden_size = geometry.hidden
-        self._layers = geometry.layers
         self._context = geometry.context
         self._asymmetric = asymmetric
         self.source = Source(seed)
         self.head = SeededHead(self.source, geometry.vocabulary, geometry.hidden, tied=tied, asymmetric=asymmetric)
-        if geometry.layers <= FEW_LAYERS:
+        if peaked:
             self.head.votes = lambda: self.peak
 
     @property
@@ -137,14 +144,31 @@ class SeededBody:
         """Whether head and embedding are one table."""
         return self.head.tied
 
-    @property
-    def blocks(self) -> list[str]:
-        """Names of the blocks that may be left out."""
+    def blocks(self, body: Any) -> Blocks:
+        """The blocks between embedding and head, on these weights in one of their forms."""
         raise NotImplementedError
 
-    def hidden(self, embedded: F64, *, without: str | None = None) -> F64:
+    @property
+    def block_names(self) -> list[str]:
+        """Names of the blocks that may be left out."""
+        return self.blocks(self).names
+
+    def hidden(self, embedded: F64) -> F64:
         """What the head reads at each position."""
-        raise NotImplementedError
+        return through(self.blocks(self), embedded)
+
+    def hidden_in_turn(self) -> Callable[[F64], F64]:
+        """What the head reads at positions that are given piece by piece; weights are kept in memory."""
+        blocks, past = self.blocks(_HeldBody(self)), Past()
+        return lambda embedded: through(blocks, embedded, past=past)
+
+    def hidden_without_each(self, embedded: F64, left_out: Collection[str]) -> Iterator[tuple[str | None, F64]]:
+        """What the head reads in float16, with all blocks (None) and without each of some."""
+        return through_without_each(self.blocks(_HalfBody(self)), embedded, left_out)
+
+    def table(self) -> Held:
+        """Head rows before any vote, at scale 1, of a tied table."""
+        return Held(self.head.base_table)
 
     def shape(self, name: str) -> tuple[int, int, float]:
         """Rows, columns and gain of a projection."""
@@ -190,7 +214,7 @@ class SeededBody:
         """A norm's weight, exact."""
         return flat(self.norm(name))
 
-    def product(self, name: str, x: F64) -> F64:
+    def product(self, name: str, x: NDArray[Any]) -> NDArray[Any]:
         """x times a projection, transposed."""
         return self.linear(name).product(x)
 
@@ -211,14 +235,13 @@ class SeededBody:
 class SeededDecoder(SeededBody):
     """Weights of a llama or qwen2 decoder; `DecoderWeights` and `forward.Body`."""
 
-    def __init__(self, geometry: DecoderGeometry, seed: int, *, asymmetric: bool = False) -> None:
-        super().__init__(geometry, seed, tied=geometry.tied, asymmetric=asymmetric)
+    def __init__(self, geometry: DecoderGeometry, seed: int, *, asymmetric: bool = False, peaked: bool = True) -> None:
+        super().__init__(geometry, seed, tied=geometry.tied, asymmetric=asymmetric, peaked=peaked)
         self._g = geometry
 
-    @property
-    def blocks(self) -> list[str]:
-        """Names of the blocks that may be left out."""
-        return [f"layers.{n}.{block}" for n in range(self._layers) for block in ("attn", "mlp")]
+    def blocks(self, body: Any) -> Blocks:
+        """Attention and MLP of each layer."""
+        return forward.Decoder(self._g, body)
 
     def bias(self, name: str, width: int) -> Seeded:
         """Of a packed projection."""
@@ -242,27 +265,17 @@ class SeededDecoder(SeededBody):
             return g.ffn, g.hidden, _MLP_GAIN
         return dict(g.projections)[role], g.hidden, _QKV_GAIN
 
-    def hidden(self, embedded: F64, *, without: str | None = None) -> F64:
-        """What the head reads at each position."""
-        return forward.final_hidden(self._g, self, embedded, without=without)
-
 
 class SeededHybrid(SeededBody):
     """Weights of a Qwen3.5-MoE decoder; `HybridWeights` and `forward_hybrid.HybridBody`."""
 
-    def __init__(self, geometry: HybridGeometry, seed: int) -> None:
-        super().__init__(geometry, seed, tied=False, asymmetric=False)
+    def __init__(self, geometry: HybridGeometry, seed: int, *, peaked: bool = True) -> None:
+        super().__init__(geometry, seed, tied=False, asymmetric=False, peaked=peaked)
         self._g = geometry
 
-    @property
-    def blocks(self) -> list[str]:
-        """Names of the blocks that may be left out."""
-        kinds = {n: "attn" if self._g.is_attention(n) else "linear_attn" for n in range(self._layers)}
-        return [f"layers.{n}.{block}" for n in range(self._layers) for block in (kinds[n], "moe")]
-
-    def hidden(self, embedded: F64, *, without: str | None = None) -> F64:
-        """What the head reads at each position."""
-        return forward_hybrid.final_hidden(self._g, self, embedded, without=without)
+    def blocks(self, body: Any) -> Blocks:
+        """A mixer and experts of each layer."""
+        return forward_hybrid.HybridDecoder(self._g, body)
 
     def shape(self, name: str) -> tuple[int, int, float]:
         """Rows, columns and gain of a projection."""
@@ -273,7 +286,7 @@ class SeededHybrid(SeededBody):
             "linear_attn.qkv_proj": (g.convolved, g.hidden, _QKV_GAIN),
             "linear_attn.z_proj": (g.states, g.hidden, _QKV_GAIN),
             "linear_attn.out_proj": (g.hidden, g.states, _O_GAIN),
-            "moe.router": (g.experts, g.hidden, _QKV_GAIN),
+            "moe.router": (g.experts, g.hidden, _ROUTER_GAIN),
             "mlp.gate_proj": (g.shared_ffn, g.hidden, _MLP_GAIN),
             "mlp.up_proj": (g.shared_ffn, g.hidden, _MLP_GAIN),
             "mlp.down_proj": (g.hidden, g.shared_ffn, _MLP_GAIN),
@@ -319,14 +332,14 @@ class SeededHybrid(SeededBody):
             return flat(self.head_norm(name, self._g.state_size if role == "norm" else self._g.head_size))
         return flat(self.delta(name)) if "linear_attn" in name else super().vector(name)
 
-    def product(self, name: str, x: F64) -> F64:
+    def product(self, name: str, x: NDArray[Any]) -> NDArray[Any]:
         """x times a projection, transposed."""
         if name.endswith(("a_proj", "b_proj")):
             weight = self.gate(name)
-            return x @ np.concatenate(list(weight.chunks())).astype(np.float64)
+            return np.asarray(x @ np.concatenate(list(weight.chunks())).astype(x.dtype))
         return super().product(name, x)
 
-    def expert(self, name: str, expert: int, x: F64) -> F64:
+    def expert(self, name: str, expert: int, x: NDArray[Any]) -> NDArray[Any]:
         """x times one expert's weight, transposed."""
         codes, scales = (self.experts(f"{name}.{part}") for part in ("qweight", "scales"))
         rows, columns = codes.shape[1], codes.row * 2
@@ -336,6 +349,37 @@ class SeededHybrid(SeededBody):
             return Seeded(tensor.dtype, (rows, tensor.row), tensor.row, lambda ids: tensor.rows(ids + start))
 
         return SeededLinear(rows, columns, of(codes), of(scales)).product(x)
+
+
+class _HeldBody:
+    """A decoder's weights kept in memory, each from its first use on: four bytes a weight."""
+
+    def __init__(self, body: SeededBody) -> None:
+        self._body = body
+        self._held: dict[str, Held] = {}
+        self.vector = cache(body.vector)
+
+    def product(self, name: str, x: F64) -> F64:
+        """x times a projection, transposed."""
+        if name not in self._held:
+            self._held[name] = Held(self._body.linear(name))
+        return self._held[name].product(x)
+
+
+class _HalfBody:
+    """A decoder's weights as a card computes with them: float16 into each product and out of it, sums in float32."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+        self.vector = body.vector
+
+    def product(self, name: str, x: F64) -> F64:
+        """x times a projection, transposed."""
+        return in_half(self._body.product(name, in_half(x).astype(np.float32)).astype(np.float64))
+
+    def expert(self, name: str, expert: int, x: F64) -> F64:
+        """x times one expert's weight, transposed."""
+        return in_half(self._body.expert(name, expert, in_half(x).astype(np.float32)).astype(np.float64))
 
 
 def flat(tensor: Seeded) -> F64:

@@ -46,11 +46,17 @@ def build(
     hollow: Annotated[
         bool, typer.Option("--hollow", help="graph and recipe now, in no space; weights when `fill` is called")
     ] = False,
+    no_peak: Annotated[
+        bool, typer.Option("--no-peak", help="leave the head random: spares the forward passes that make answers clear")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build a model into a folder, whole or not at all."""
     cache = settings_for().downloads
-    _say_built(zoo.build(name, out, source=source, seed=seed, layers=layers, hollow=hollow, cache_dir=cache), as_json)
+    built = zoo.build(
+        name, out, source=source, seed=seed, layers=layers, hollow=hollow, peaked=not no_peak, cache_dir=cache
+    )
+    _say_built(built, as_json)
 
 
 def fill(

@@ -176,6 +176,7 @@ def test_the_engine_gives_the_ids_that_the_zoo_foresaw(name: str, built: dict[st
     assert min(gaps) == pytest.approx(facts["smallest_top2_gap"], abs=0.05)  # the engine rounds its cache to float16
     assert facts["peaked"] and facts["smallest_top2_gap"] > 0.5
     assert all(facts["ids_changed_without_at_least"].values())
+    assert facts["smallest_gap_beyond_float16"] > 0
     assert ran.counters["segments"] == 1 and not ran.broken_equations()
 
 
@@ -199,10 +200,31 @@ def test_a_seed_decides(tmp_path: Path, built: dict[str, zoo.ModelFacts]) -> Non
     assert other.zoo["facts"]["greedy_ids"] != again.zoo["facts"]["greedy_ids"]
 
 
-def test_deep_heads_are_left_for_later(tmp_path: Path) -> None:
-    facts = build_geometry("qwen2.5-7b", small("qwen2.5-7b", layers=5, hidden=128), 5, tmp_path / "deep")
+DEEP = {"qwen2.5-0.5b": 24, "llama-3.2-1b": 16, "qwen2.5-7b": 28}
+
+
+@pytest.mark.parametrize("name", list(DEEP))
+def test_a_deep_head_is_clearer_than_float16_blurs_it_and_needs_every_layer(name: str, tmp_path: Path) -> None:
+    form = small(name, layers=DEEP[name], vocabulary=4096)
+    facts = build_geometry(name, form, 5, tmp_path / "deep").zoo["facts"]
+    ran = run(tmp_path / "deep", prompt_ids=list(PROMPT_IDS), tokens=PATH_IDS, ignore_eos=True, config={"granule": 4096})
+    ids, gaps = ran.streams[0]
+    assert ids == facts["greedy_ids"] and len(set(ids)) == PATH_IDS
+    assert facts["smallest_top2_gap"] > 0.5 and facts["smallest_gap_beyond_float16"] > 0
+    blur = facts["largest_gap_change_in_float16"]
+    assert min(gaps) == pytest.approx(facts["smallest_top2_gap"], abs=max(0.05, blur)) and 0 < blur < 2
+    changed = facts["ids_changed_without_at_least"]
+    layers = [sum(n for block, n in changed.items() if block.startswith(f"layers.{i}.")) for i in range(DEEP[name])]
+    assert all(layers) and len(changed) == 2 * DEEP[name]
+
+
+def test_a_head_is_left_random_where_that_is_asked(tmp_path: Path) -> None:
+    form = replace(small("qwen2.5-7b", layers=5, hidden=128), peaked=False)
+    facts = build_geometry("qwen2.5-7b", form, 5, tmp_path / "flat")
     assert facts.zoo["facts"]["peaked"] is False and "greedy_ids" not in facts.zoo["facts"]
     assert run(facts.folder, prompt_ids=list(PROMPT_IDS), tokens=4).code == 0
+    with pytest.raises(BadRequest, match="another build"):
+        build_geometry("qwen2.5-7b", replace(form, peaked=True), 5, facts.folder)
 
 
 def test_a_short_hybrid_ends_with_attention() -> None:
@@ -281,6 +303,7 @@ def test_what_is_not_filled(hollow: zoo.ModelFacts, tmp_path: Path) -> None:
         ("tiny", {"layers": 2}),
         ("tiny", {"hollow": True}),
         ("smollm2-135m", {"layers": 2}),
+        ("tiny", {"peaked": False}),
         ("qwen2.5-7b", {"layers": 0}),
         ("qwen2.5-7b", {"seed": -1}),
         ("qwen2.5-7b", {"source": Path("x")}),
