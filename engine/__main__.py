@@ -78,6 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--kv-min-bucket", type=int, help="positions of the smallest KV cache")
     run.add_argument("--prefix-reuse", choices=("on", "off"), help="keep what a prompt shares with what is cached")
     run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
+    run.add_argument("--routing", metavar="FILE|seed:N", help="experts that a plan-only run asks for")
+    run.add_argument("--routing-out", metavar="FILE", help="record the experts that a full run asks for")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
     for command in (plan, logits, oracle, conformance):
         command.add(commands)
@@ -156,6 +158,8 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
             "ignore_eos": arguments.ignore_eos,
             "device": arguments.device,
             "arithmetic": "none" if arguments.plan_only else "full",
+            "routing": arguments.routing,
+            "routing_out": arguments.routing_out,
             "config": config,
         }
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from engine.paging.policy import aligned
 from engine.plan import Plan
+from engine.routing import routed_bytes
 
 Prompts = Sequence[Sequence[int]]
 
@@ -18,7 +19,7 @@ CHOICE = struct.Struct("<f4xq")
 """What a pass leaves in a control block at `GAP_OFFSET`: gap and, past `ahead`, the chosen id; one copy brings both."""
 GAP_OFFSET, AHEAD_OFFSET, IDS_OFFSET = 8, 12, 16
 CONTROL_OFFSETS: Mapping[str, int] = {"length": 0, "gap": GAP_OFFSET, "ahead": AHEAD_OFFSET, "ids": IDS_OFFSET}
-"""A control block: length (eight bytes), gap and ahead (four each), then ids (eight each)."""
+"""A control block: length (eight bytes), gap and ahead (four each), ids (eight each), chosen experts (four each)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,14 @@ class Part:
     ahead: tuple[int, ...]
 
 
-def control(rows: int, sequences: int) -> Spread:
-    """Control blocks, for prompt chunks of at most `rows` tokens."""
-    return Spread(IDS_OFFSET + 8 * rows, sequences)
+def control(plans: Mapping[int, Plan], sequences: int) -> Spread:
+    """Control blocks, for prompt chunks of as many tokens as the largest plan takes."""
+    return Spread(routed_offset(plans) + max(map(routed_bytes, plans.values())), sequences)
+
+
+def routed_offset(plans: Mapping[int, Plan]) -> int:
+    """Where chosen experts start in a control block."""
+    return IDS_OFFSET + 8 * max(plans)
 
 
 def workspace(plans: Mapping[int, Plan], sequences: int) -> Spread:
@@ -65,7 +71,7 @@ def states(plans: Mapping[int, Plan], sequences: int) -> list[Spread]:
 
 def fixed_bytes(plans: Mapping[int, Plan], sequences: int) -> int:
     """Device memory of a decoder beside weights and KV cache: control, workspace, states, tables."""
-    spreads = [control(max(plans), sequences), workspace(plans, sequences), *states(plans, sequences)]
+    spreads = [control(plans, sequences), workspace(plans, sequences), *states(plans, sequences)]
     tables = {c.name: c.nbytes for p in plans.values() for c in p.constants}
     return sum(s.total_bytes for s in spreads) + sum(tables.values())
 

@@ -78,6 +78,10 @@ class RunRequest:
     given: frozenset[str] = field(default=frozenset())
     """Names of `config` that the request itself set; the rest are defaults."""
     further_prompts: tuple[tuple[int, ...], ...] = ()
+    routing: str | None = None
+    """Experts that a run without arithmetic is to ask for: a trace's file, or seed:N."""
+    routing_out: str | None = None
+    """File to record the experts in that a run in full asks for."""
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
@@ -209,6 +213,13 @@ def _check_scalars(request: RunRequest) -> None:
         raise BadRequest(f"arithmetic is {request.arithmetic!r}", f"known: {', '.join(ARITHMETIC)}")
     if request.arithmetic == "none" and request.device == "cuda":
         raise BadRequest("a run without arithmetic uses no card", "leave the device out, or use sim")
+    for name, arithmetic in (("routing", "none"), ("routing_out", "full")):
+        value = getattr(request, name)
+        if value is not None and (not isinstance(value, str) or not value):
+            raise BadRequest(f"{name} is {value!r}", f"{name} is a file's path" + " or seed:N" * (name == "routing"))
+        if value is not None and request.arithmetic != arithmetic:
+            what = "computes its own routing" if arithmetic == "none" else "has none of its own to record"
+            raise BadRequest(f"{name} is given to a run that {what}", "give routing to a run without arithmetic only")
     if request.uuid is not None and not isinstance(request.uuid, str):
         raise BadRequest(f"uuid is {request.uuid!r}", "uuid is the card's UUID as text")
 

@@ -23,6 +23,7 @@ from engine.batch import (
     Prompts,
     control,
     parts,
+    routed_offset,
     states,
     workspace,
 )
@@ -35,6 +36,8 @@ from engine.kv import KvCache
 from engine.paging.pager import Pager
 from engine.plan import Operand, Plan, Step
 from engine.prefix import check_no_states, nothing_cached
+from engine.routed import Routing
+from engine.routing import ROUTED, Given, flat, routed_bytes
 
 _UNSTEADY_STEPS = 2
 """One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
@@ -60,6 +63,7 @@ class Decoder:
         kv: KvCache,
         capture: bool,
         tally: Tally,
+        given: Given | None = None,
     ) -> None:
         self._device = device
         self.profile = device.profile
@@ -72,7 +76,10 @@ class Decoder:
         self._lengths = [0] * kv.sequences
         self._cached = [nothing_cached(plans[1]) for _ in self._all]
         self._next = [0] * kv.sequences  # the ids that stand on the device and go in next
-        self._blocks = control(max(plans), kv.sequences)
+        self._blocks = control(plans, kv.sequences)
+        self._routed_offset = routed_offset(plans)
+        self._routing = Routing(plans[1], kv.sequences, tally)
+        self._given = given
         self._control = device.alloc(self._blocks.total_bytes, CONTROL)
         self._spaces = workspace(plans, kv.sequences)
         self._workspace = device.alloc(self._spaces.total_bytes, "workspace")
@@ -183,6 +190,11 @@ class Decoder:
         raw = self._device.copy_out(address, stored_bytes(ref.dtype, math.prod(ref.shape)))
         return np.frombuffer(raw, DTYPES[ref.dtype]).reshape(-1, ref.shape[-1]).astype(np.float32)
 
+    @property
+    def routing(self) -> Routing:
+        """What the mixtures' steps chose so far."""
+        return self._routing
+
     def close(self) -> None:
         """Free what the decoder allocated."""
         for address in (self._control, self._workspace, *self._constants.values(), *self._states):
@@ -196,6 +208,7 @@ class Decoder:
         rows = len(ids[0])
         plan = self._plans[rows]
         self._make_room([n + rows * (s in sequences) for s, n in enumerate(self._lengths)])
+        self._give(plan, sequences)
         before = self._device.tally.read()
         decodes = rows == 1 and sequences == self._all
         if decodes:
@@ -206,7 +219,15 @@ class Decoder:
             self._lengths[sequence] += rows
             self._cached[sequence].ids.extend(fed)
         self._account(plan, before, len(sequences), decodes=decodes)
-        return self._emitted(sequences)
+        return self._emitted(plan, sequences)
+
+    def _give(self, plan: Plan, sequences: tuple[int, ...]) -> None:
+        """Put down what experts the pass will choose, where it is known and nothing computes it."""
+        if self._given is None or not self._routing.banks:
+            return
+        for block, sequence in zip(self._control_blocks(sequences), sequences, strict=True):
+            choices = self._given.rows(sequence, self._lengths[sequence], plan.rows)
+            self._device.copy_in(block + self._routed_offset, flat(choices, self._routing.banks))
 
     def _make_room(self, positions: Sequence[int]) -> None:
         """Have the cache hold so many positions of each sequence; where it moved, what had its addresses is void."""
@@ -221,11 +242,17 @@ class Decoder:
         elif growth == "kept" and any(self._lengths) and self._recorded is not None:
             self._tally.add("growth_keeps")
 
-    def _emitted(self, sequences: tuple[int, ...]) -> dict[int, Emitted]:
-        """What each sequence chose, in one copy. Raises NonFiniteLogits for one that has not stopped."""
+    def _emitted(self, plan: Plan, sequences: tuple[int, ...]) -> dict[int, Emitted]:
+        """What each sequence chose, experts too, in one copy. Raises NonFiniteLogits for one that has not stopped."""
         first, stride = sequences[0], self._blocks.stride
-        nbytes = (sequences[-1] - first) * stride + CHOICE.size
+        of_experts = routed_bytes(plan)
+        experts = self._routed_offset - GAP_OFFSET
+        nbytes = (sequences[-1] - first) * stride + (experts + of_experts if of_experts else CHOICE.size)
         raw = self._device.copy_out(self._control + first * stride + GAP_OFFSET, nbytes)
+        if of_experts:
+            starts = {s: (s - first) * stride + experts for s in sequences}
+            written = {s: np.frombuffer(raw, np.int32, of_experts // 4, start) for s, start in starts.items()}
+            self._routing.count({s: (self._lengths[s] - plan.rows, w) for s, w in written.items()})
         emitted = {}
         for sequence in sequences:
             gap, token = CHOICE.unpack_from(raw, (sequence - first) * stride)
@@ -346,5 +373,6 @@ class Decoder:
             case "host":
                 return Placed(operand, 0, nbytes, self._host[ref.name])
             case "control":
-                address = self._control + CONTROL_OFFSETS[ref.name]
+                start = self._routed_offset if ref.name == ROUTED else CONTROL_OFFSETS[ref.name]
+                address = self._control + start + ref.offset_bytes
                 return Placed(operand, address, nbytes, stride=self._blocks.stride)

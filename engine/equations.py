@@ -40,6 +40,8 @@ class Sums:
     bypassed: int
     bypassed_bytes: int
     evicted: int
+    routed_bytes: int | None = None
+    """By bank of experts; None where there is none, or nobody knows what was asked for."""
 
 
 def evaluate(
@@ -161,6 +163,12 @@ def evaluate(
         Equation("L0", "granules mapped after close == 0", "==", f("mapped_after_close_bytes"), 0),
         Equation("L1", "granules owned after close == 0", "==", f("owned_after_close_bytes"), 0),
     ]
+    if sums.routed_bytes is not None:
+        asked, least = c("routed_bytes"), f("routed_bytes_per_token") * c("forward_steps")
+        rows.append(Equation("M1", "routed bytes == sum over banks", "==", asked, sums.routed_bytes))
+        rows.append(Equation("M2", "routed bytes >= one token's in each pass", ">=", asked, least))
+        most = f("bank_bytes_per_step") * c("forward_steps")
+        rows.append(Equation("M3", "routed bytes <= the banks in each pass", "<=", asked, most))
     if f("resident") == 1:
         rows.append(Equation("W13", "all fits: page_ins == 0", "==", c("page_ins"), 0))
         rows.append(Equation("W13l", "all fits: loaded_keys == keys", "==", c("loaded_keys"), f("keys")))

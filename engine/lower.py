@@ -70,6 +70,7 @@ class Lowering:
         self.states: tuple[StateSpec, ...] = ()
         self.logit_chain: frozenset[str] = frozenset()
         self._values: dict[str, LoweredValue] = dict(values)
+        self._routed_bytes = 0
         self._copies: dict[str, WeightValue] = {}
         self._keep = keep
         self._claimed: set[Past | State] = set()
@@ -256,6 +257,12 @@ class Lowering:
         """A state's own buffer: read and written in place."""
         self.claim(value)
         return Ref("state", value.index, "float32", value.shape, self.states[value.index].name)
+
+    def routed(self, tokens: int, chosen: int) -> Ref:
+        """Room in the control block for the experts that a mixture's step chooses."""
+        ref = Ref("control", -1, "int32", (tokens, chosen), "routed", self._routed_bytes)
+        self._routed_bytes += 4 * tokens * chosen
+        return ref
 
     def logit_rows(self, node: Node, x: Tensor) -> Tensor:
         """`x` cut to its last row where the node leads to the logits alone: only they are needed."""

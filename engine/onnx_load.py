@@ -5,6 +5,7 @@ One rule for links: after resolving links, every file must lie inside the resolv
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -121,6 +122,14 @@ def recorded_digest(folder: Path) -> str | None:
     """The model digest that the zoo wrote at build, or None for a model from elsewhere. Raises ModelFilesError."""
     digest = _recorded(folder).get("model_digest")
     return digest if isinstance(digest, str) else None
+
+
+def graph_digests(folder: Path) -> tuple[str, str | None]:
+    """Hex sha256 of the graph file, and the model digest that the zoo wrote of a build with weights, if it did."""
+    decoder = _section(_read_config(folder), "model", "decoder")
+    path = inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json: ")
+    recorded = None if "hollow_bytes" in _recorded(folder) else recorded_digest(folder)
+    return hashlib.sha256(path.read_bytes()).hexdigest(), recorded
 
 
 def _recorded(folder: Path) -> dict[str, Any]:

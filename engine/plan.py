@@ -31,10 +31,11 @@ CONTROLS: Mapping[str, tuple[str, int]] = {
     "gap": ("float32", 1),
     "ahead": ("int32", 1),
     "ids": ("int64", 0),
+    "routed": ("int32", 0),
 }
 """Device-side scalars, as (dtype, elements; 0: the prompt chunk's length). `length` is the count of cached positions,
 `ahead` how many tokens of the prompt come after this chunk, `ids` the tokens that go in next, `gap` the distance
-between the two best logits (NaN: a logit was not finite)."""
+between the two best logits (NaN: a logit was not finite), `routed` the experts that the mixtures' steps chose."""
 
 
 @dataclass(frozen=True, slots=True)

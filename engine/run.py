@@ -29,6 +29,8 @@ from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager, minimum_budget
 from engine.plan import Plan
 from engine.prefix import check_no_states
+from engine.routed import given_for, record
+from engine.routing import Given
 
 
 def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
@@ -87,8 +89,10 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> N
     _check_prompt(request, graph)
     plans = plans_for(graph, request.prompts, request.config.prefill_chunk)
     _check_reuse(request, plans[1])
-    setup = set_up(request, device, graph, plans, progress.tally)
+    given = given_for(request, plans[1])
+    setup = set_up(request, device, graph, plans, progress.tally, given)
     generations = generate(request, emit, clock, progress, setup.decoder, graph)
+    record(request, setup.decoder.routing)
     _report(request, emit, progress, setup, plans[1], generations)
 
 
@@ -104,7 +108,14 @@ class Setup:
     budget_bytes: int | None
 
 
-def set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, Plan], tally: Tally) -> Setup:
+def set_up(
+    request: RunRequest,
+    device: Device,
+    graph: Graph,
+    plans: dict[int, Plan],
+    tally: Tally,
+    given: Given | None = None,
+) -> Setup:
     """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small."""
     config = request.config
     positions = [len(prompt) + request.tokens - 1 for prompt in request.prompts]
@@ -117,7 +128,7 @@ def set_up(request: RunRequest, device: Device, graph: Graph, plans: dict[int, P
     pool = Pool(device, ledger)
     pager = Pager(device, plan, config.policy, budget, ledger, pool, tally)
     kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally, len(positions))
-    decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally)
+    decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally, given)
     pager.preload()
     return Setup(ledger, pool, pager, kv, decoder, budget)
 
@@ -190,6 +201,7 @@ def _report(
     setup.ledger.audit(device.mapped_bytes, setup.pool.free_bytes)
     counters = progress.read()
     facts = _facts(request, setup, plan, generations)
+    routing = setup.decoder.routing
     traffic = list(zip(plan.keys, setup.pager.traffic, strict=True))
     sums = Sums(
         hits=sum(t.hits for _, t in traffic),
@@ -197,11 +209,14 @@ def _report(
         bypassed=sum(t.bypassed for _, t in traffic),
         bypassed_bytes=sum(t.bypassed * k.nbytes for k, t in traffic),
         evicted=sum(t.evicted for _, t in traffic),
+        routed_bytes=routing.asked_bytes if routing.banks and routing.is_known else None,
     )
     close(setup, facts)
     equations = evaluate(counters, facts, sums, request.config.capture)
     seams = setup.decoder.capture_plan.seams if setup.decoder.capture_plan is not None else ()
     measured = _measured([g for g in generations if not g["warmup"]], counters)
+    if not routing.is_known:
+        del measured["routed_experts"], measured["routed_bytes"]
     line = {
         "type": "result",
         "counters": measured,
@@ -269,6 +284,8 @@ def _facts(
         "touches_per_step": plan.touches,
         "floor_bytes_per_token": streamed / len(prompts) if streamed % len(prompts) else streamed // len(prompts),
         "gather_bytes_per_token": plan.gather_bytes,
+        "routed_bytes_per_token": sum(b.chosen * b.expert_bytes for b in setup.decoder.routing.banks),
+        "bank_bytes_per_step": sum(b.experts * b.expert_bytes for b in setup.decoder.routing.banks),
         "kv_bytes_per_token": plan.kv.bytes_per_token,
         "kv_needed_bytes": plan.kv.bytes_per_token * cached,
         "positions_asked": sum(sum(map(len, prompts)) + len(g["step_ns"]) * len(prompts) for g in generations),

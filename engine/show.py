@@ -94,6 +94,9 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"{_pick(c, 'prefix_hit_tokens', 'prefix_hit_bytes')}",
         f"peak_rss_bytes: {result['peak_rss_bytes']}",
     ]
+    if f.get("bank_bytes_per_step"):
+        per_step = _pick(f, "routed_bytes_per_token", "bank_bytes_per_step")
+        rows.append(f"experts: {_pick(c, 'routed_experts', 'routed_bytes')} {per_step}")
     rows += [
         f"equation {e['name']}: {e['text']}: {e['lhs']} {e['relation']} {e['rhs']} "
         f"{'holds' if e['holds'] else 'BROKEN'}"

@@ -32,6 +32,8 @@ FACT_NAMES: tuple[str, ...] = (
     "requested_bytes_per_step",
     "floor_bytes_per_token",
     "gather_bytes_per_token",
+    "routed_bytes_per_token",
+    "bank_bytes_per_step",
     "touches_per_step",
     "kv_bytes_per_token",
     "workspace_bytes",

@@ -16,6 +16,7 @@ from engine.device.base import CONTROL, H200, Launch, Placed, Profile, Tag
 from engine.device.book import BookedDevice, Reads, Region
 from engine.errors import DeviceFailure
 from engine.graph import DTYPES
+from engine.routing import ROUTED
 
 KIND = "plan"
 
@@ -68,7 +69,7 @@ class PlanDevice(BookedDevice[None]):
             kernels.get(launch.step.kernel).run(arrays, launch.step.params)
             return
         for placed in controls:
-            if placed.operand.access != "r":
+            if placed.operand.access != "r" and placed.operand.name != ROUTED:  # those stand there where they are known
                 self._view(placed)[...] = 0
 
     def _view(self, placed: Placed) -> NDArray[np.generic]:

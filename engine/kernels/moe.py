@@ -45,6 +45,8 @@ def run_moe(a: Arrays, p: Params) -> None:
     with np.errstate(over="ignore"):
         for t in range(x.shape[0]):
             chosen, weights = route(logits[t], p["k"], p["normalise"])
+            if "routed" in a:
+                a["routed"][t] = chosen
             total = np.zeros(x.shape[1], np.float32)
             for expert, weight in zip(chosen, weights, strict=True):
                 hidden = activate(_fc(a, "fc1", int(expert), x[t], p), p)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from engine.graph import DTYPES, Node
@@ -10,6 +11,7 @@ from engine.ops import op
 from engine.ops.attributes import number, whole
 from engine.ops.matmul import FLOATS, shaped
 from engine.plan import Operand
+from engine.routing import ROUTED
 from engine.values import Refusal, Tensor, WeightValue
 
 _ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
@@ -62,6 +64,7 @@ def qmoe(b: Lowering, node: Node) -> None:
             operands.append(Operand(f"{name}_zero_points", by_expert))
     params["block"] = block
     y = b.make(node.output(0), x.dtype, x.shape)
+    operands += _routed(b, x, params)
     b.emit(node, "moe", (*operands, Operand("y", y.ref, "w")), params)
 
 
@@ -85,7 +88,13 @@ def moe(b: Lowering, node: Node) -> None:
         operands.append(Operand(name, b.key(b.weight(node, weight), record)))
         operands += _bias(b, node, bias, f"{name}_bias", (experts, out), record)
     y = b.make(node.output(0), x.dtype, x.shape)
+    operands += _routed(b, x, params)
     b.emit(node, "moe", (*operands, Operand("y", y.ref, "w")), params)
+
+
+def _routed(b: Lowering, x: Tensor, params: dict[str, Any]) -> list[Operand]:
+    """Where a decoder's step leaves the experts that it chose."""
+    return [Operand(ROUTED, b.routed(math.prod(x.shape[:-1]), params["k"]), "w")] if b.info is not None else []
 
 
 def _params(b: Lowering, node: Node, x: Tensor, router: Tensor, bits: int) -> tuple[dict[str, Any], int]:

@@ -71,11 +71,14 @@ def test_the_books_are_a_full_runs(tiny: Path, policy: str, budget: str | None, 
 
 @pytest.mark.parametrize("budget", [None, "60%"])
 @pytest.mark.parametrize("sample", SAMPLES)
-def test_the_books_are_a_full_runs_for_other_families(sample: str, budget: str | None) -> None:
+def test_the_books_are_a_full_runs_for_other_families(sample: str, budget: str | None, tmp_path: Path) -> None:
     if not (EXPORTED / sample).is_dir():
         pytest.skip("skipped: no ../shared/models")
-    config = {"policy": "lru", "weight_budget": budget, "granule": 16384}
-    full, bare = both(EXPORTED / sample, config=config, prompt_ids=[3, 5, 8, 13, 21], tokens=6)
+    words = {"prompt_ids": [3, 5, 8, 13, 21], "tokens": 6, "ignore_eos": True}
+    words["config"] = {"policy": "lru", "weight_budget": budget, "granule": 16384}
+    trace = str(tmp_path / "routing.json") if "moe" in sample else None
+    full = run(EXPORTED / sample, routing_out=trace, **words)
+    bare = run(EXPORTED / sample, arithmetic="none", routing=trace, **words)
     assert booked(bare) == booked(full)
     assert phases(bare) == phases(full)
     assert not bare.broken_equations()

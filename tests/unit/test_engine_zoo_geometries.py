@@ -206,8 +206,9 @@ DEEP = {"qwen2.5-0.5b": 24, "llama-3.2-1b": 16, "qwen2.5-7b": 28}
 @pytest.mark.parametrize("name", list(DEEP))
 def test_a_deep_head_is_clearer_than_float16_blurs_it_and_needs_every_layer(name: str, tmp_path: Path) -> None:
     form = small(name, layers=DEEP[name], vocabulary=4096)
-    facts = build_geometry(name, form, 5, tmp_path / "deep").zoo["facts"]
-    ran = run(tmp_path / "deep", prompt_ids=list(PROMPT_IDS), tokens=PATH_IDS, ignore_eos=True, config={"granule": 4096})
+    deep = build_geometry(name, form, 5, tmp_path / "deep")
+    facts = deep.zoo["facts"]
+    ran = run(deep.folder, prompt_ids=list(PROMPT_IDS), tokens=PATH_IDS, ignore_eos=True, config={"granule": 4096})
     ids, gaps = ran.streams[0]
     assert ids == facts["greedy_ids"] and len(set(ids)) == PATH_IDS
     assert facts["smallest_top2_gap"] > 0.5 and facts["smallest_gap_beyond_float16"] > 0

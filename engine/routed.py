@@ -1,0 +1,85 @@
+"""What a decoder's mixtures chose: counted pass by pass and by bank, taken from a request and recorded for one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from engine.config import RunRequest
+from engine.counters import Tally
+from engine.errors import BadRequest, DeviceFailure
+from engine.onnx_load import graph_digests
+from engine.plan import Plan
+from engine.routing import Bank, Choices, Given, Origin, Recorder, Seeded, banks, by_position, check, read, write
+
+
+class Routing:
+    """Of each bank, how many experts passes asked for; one that several tokens of a pass chose is asked for once."""
+
+    def __init__(self, plan: Plan, sequences: int, tally: Tally) -> None:
+        self.banks = banks(plan)
+        self.recorder = Recorder(sequences)
+        self.asked = [0] * len(self.banks)
+        """Experts asked for so far, by bank."""
+        self.is_known = True
+        """False where nothing computes choices and none were given."""
+        self._tally = tally
+
+    @property
+    def asked_bytes(self) -> int:
+        """Bytes of all of them, from the table by bank."""
+        return sum(n * bank.expert_bytes for n, bank in zip(self.asked, self.banks, strict=True))
+
+    def count(self, written: Mapping[int, tuple[int, Choices]]) -> None:
+        """One pass: by sequence, its first position and what the steps wrote. Raises DeviceFailure for no experts."""
+        found = {s: (first, by_position(choices, self.banks)) for s, (first, choices) in written.items()}
+        everything = np.concatenate([choices for _, choices in found.values()])
+        if (everything == -1).all():  # poison: no step wrote there
+            self.is_known = False
+            return
+        try:
+            check(everything, self.banks, "the pass")
+        except BadRequest as error:
+            raise DeviceFailure(error.message, "its routing cannot be used") from error
+        for sequence, (first, choices) in found.items():
+            self.recorder.take(sequence, first, choices)
+        start = 0
+        for index, bank in enumerate(self.banks):
+            distinct = int(np.unique(everything[:, start : start + bank.chosen]).size)
+            start += bank.chosen
+            self.asked[index] += distinct
+            self._tally.add("routed_experts", distinct)
+            self._tally.add("routed_bytes", distinct * bank.expert_bytes)
+
+
+def given_for(request: RunRequest, plan: Plan) -> Given | None:
+    """What a request gives as routing, checked, and that a record can be written. Raises BadRequest."""
+    found = banks(plan)
+    if (request.routing or request.routing_out) and not found:
+        raise BadRequest(f"{request.model} has no mixture of experts: there is no routing", "leave it out")
+    if request.routing_out is not None:
+        out = Path(request.routing_out)
+        if not out.parent.is_dir() or out.is_dir():
+            raise BadRequest(f"--routing-out: {out} cannot be written", "name a file in a folder that is there")
+    if request.routing is None:
+        return None
+    if request.routing.startswith("seed:"):
+        if not re.fullmatch(r"seed:[0-9]{1,9}", request.routing):
+            raise BadRequest(f"routing is {request.routing!r}", "give seed: and a whole number of at most nine digits")
+        return Seeded(int(request.routing.removeprefix("seed:")), found)
+    return read(Path(request.routing), _origin(request, found), request.tokens)
+
+
+def record(request: RunRequest, routing: Routing) -> None:
+    """After a run, write its trace where it is asked for. Raises DeviceFailure where a run in full left none."""
+    if request.arithmetic == "full" and not routing.is_known:
+        raise DeviceFailure("a mixture's step left no choice of experts", "its routing cannot be used")
+    if request.routing_out is not None:
+        write(Path(request.routing_out), routing.recorder.trace(), _origin(request, routing.banks))
+
+
+def _origin(request: RunRequest, found: tuple[Bank, ...]) -> Origin:
+    return Origin(*graph_digests(request.model), found, request.prompts)
