@@ -59,7 +59,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("head", "outcome", "code", "says"),
     [
-        ("retained_slot_reused", "VIOLATION", 1, "generations 1, 2 differ, 0 is equal"),
+        ("retained_slot_reused", "VIOLATION", 1, "generations 2, 3 differ, 1 is equal"),
         ("stops_early", "SHORT", 1, "3"),
         ("never_streams", "VACUOUS", 3, "page_ins > 0"),
         ("ignores_budget", "NOT_COMPARABLE", 3, "the run held itself to"),
