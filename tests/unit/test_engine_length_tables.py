@@ -168,11 +168,21 @@ def test_a_prompt_across_the_threshold_takes_one_table_however_it_is_cut(form: s
     assert [m.tobytes() for m in made[:half]] == [m.tobytes() for m in made[half:]]
 
 
+@pytest.mark.parametrize("form", ["shape", "moved", "counted"])
 @pytest.mark.parametrize("capture", [True, False])
-def test_field_39_sequences_of_a_batch_choose_their_table_by_their_own_length(*, capture: bool) -> None:
-    """Prompts below, at and above the threshold side by side, cut in chunks, then steps across it: each as alone."""
+def test_field_39_sequences_of_a_batch_choose_their_table_by_their_own_length(form: str, *, capture: bool) -> None:
+    """Prompts below, at and above the threshold side by side, cut in chunks, then steps across it: each as alone.
+
+    So do positions that are moved by the length, and those that a step writes down.
+    """
     random = np.random.default_rng(5)
-    graph = decoder("shape", 6, *(branch(tables(random, n), as_weights=False) for n in (CONTEXT, 6)))
+    above, below = (tables(random, n) for n in (CONTEXT, 6))
+    if form == "moved":
+        graph = moving(6, above, below)
+    elif form == "counted":
+        graph = in_sections(apart=True)
+    else:
+        graph = decoder("shape", 6, branch(above, as_weights=False), branch(below, as_weights=False))
     prompts = [random.integers(0, 12, n).tolist() for n in (1, 5, 6, 9)]
 
     def emitted(given: list[list[int]]) -> list[list[tuple[int, float, bytes]]]:
@@ -301,22 +311,7 @@ def test_position_rows_taken_one_by_one_turn_as_rotary_in_sections_does() -> Non
     """As written for TensorRT: a table's rows gathered for each of three rows of positions, and chosen by section."""
     made = []
     for apart in (False, True):
-        s = Small(seed=5)
-        s.inputs["position_ids"] = Value("position_ids", "int64", (3, "batch", "sequence"))
-        x = s.embedded()
-        cos, sin = (s.weight(n, t) for n, t in angled(CONTEXT).items())
-        y = s.attended(x)
-        if apart:
-            x1, x2 = halves(s, y)
-            c, n = (chosen(s, table) for table in (cos, sin))
-            first = s.add("Sub", s.add("Mul", x1, c), s.add("Mul", x2, n))
-            second = s.add("Add", s.add("Mul", x1, n), s.add("Mul", x2, c))
-            y = s.add("Reshape", s.add("Concat", first, second, axis=-1), s.constant([0, 0, HEADS * HEAD_SIZE]))
-        else:
-            sections: dict[str, Any] = {"num_heads": HEADS, "mrope_section": [2, 1, 1]}
-            y = s.add("MRotaryEmbedding", y, "position_ids", cos, sin, domain=MICROSOFT, **sections)
-        s.head(y)
-        graph = s.graph()
+        graph = in_sections(apart=apart)
         bench = Bench(graph, rows=(5,))
         bench.prefill([1, 2, 3, 4, 5])
         rows = [bench.prompt_logits(5)]
@@ -326,6 +321,26 @@ def test_position_rows_taken_one_by_one_turn_as_rotary_in_sections_does() -> Non
         made.append(np.stack(rows))
         np.testing.assert_allclose(oracle.logits(graph, [1, 2, 3, 4, 5], [6, 7])[4:], made[-1], rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(made[0], made[1], rtol=1e-5, atol=1e-5)
+
+
+def in_sections(*, apart: bool) -> Graph:
+    """A decoder that turns by three rows of positions: in one operator, or in many."""
+    s = Small(seed=5)
+    s.inputs["position_ids"] = Value("position_ids", "int64", (3, "batch", "sequence"))
+    x = s.embedded()
+    cos, sin = (s.weight(n, t) for n, t in angled(CONTEXT).items())
+    y = s.attended(x)
+    if apart:
+        x1, x2 = halves(s, y)
+        c, n = (chosen(s, table) for table in (cos, sin))
+        first = s.add("Sub", s.add("Mul", x1, c), s.add("Mul", x2, n))
+        second = s.add("Add", s.add("Mul", x1, n), s.add("Mul", x2, c))
+        y = s.add("Reshape", s.add("Concat", first, second, axis=-1), s.constant([0, 0, HEADS * HEAD_SIZE]))
+    else:
+        sections: dict[str, Any] = {"num_heads": HEADS, "mrope_section": [2, 1, 1]}
+        y = s.add("MRotaryEmbedding", y, "position_ids", cos, sin, domain=MICROSOFT, **sections)
+    s.head(y)
+    return s.graph()
 
 
 def halves(s: Small, y: str) -> tuple[str, str]:
