@@ -33,6 +33,8 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         if a.get(name, served) != served:
             raise Refusal(f"{name} = {a[name]} is not served")
     window = whole(node, "local_window_size", -1)
+    if not window:
+        raise Refusal("local_window_size = 0 leaves a query nothing to see")
     if whole(node, "sliding_window_cache", 0) and window < 1:  # with one, a cache that grows gives the same numbers
         raise Refusal(f"sliding_window_cache = {a['sliding_window_cache']} without a window is not served")
     if node.input(10):
@@ -69,13 +71,21 @@ def group_query_attention(b: Lowering, node: Node) -> None:
         "kv_heads": kv_heads,
         "head_size": head_size,
         "scale": number(node, "scale", 0.0) or 1 / math.sqrt(head_size),
-        "softcap": number(node, "softcap", 0.0),
+        "softcap": soft_cap(node),
         "window": window,
         "interleaved": bool(whole(node, "rotary_interleaved", 0)),
         "qk_norm_eps": number(node, "qk_norm_epsilon", 1e-6),
         "long_above": threshold,
     }
     b.emit(node, "gqa", tuple(operands), params)
+
+
+def soft_cap(node: Node) -> float:
+    """What scores are held below, 0 for nothing. Raises Refusal for one below 0, of which runtimes differ."""
+    cap = number(node, "softcap", 0.0)
+    if cap < 0:
+        raise Refusal(f"softcap = {cap} is below 0")
+    return cap
 
 
 def cached(b: Lowering, node: Node, first: int) -> Past:

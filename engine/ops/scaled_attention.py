@@ -7,7 +7,7 @@ import math
 from engine.graph import Node
 from engine.lower import Lowering
 from engine.ops import op
-from engine.ops.attention import cached, caches
+from engine.ops.attention import cached, caches, soft_cap
 from engine.ops.attributes import number, whole
 from engine.plan import Operand
 from engine.values import Past, Refusal, Tensor
@@ -53,7 +53,7 @@ def attention(b: Lowering, node: Node) -> None:
         "q_heads": q_heads,
         "kv_heads": kv_heads,
         "scale": number(node, "scale", 0.0) or 1 / math.sqrt(size),
-        "softcap": number(node, "softcap", 0.0),
+        "softcap": soft_cap(node),
         "causal": bool(whole(node, "is_causal", 0)),
         "left": whole(node, "left_window_size", -1, least=-1),
         "right": whole(node, "right_window_size", -1, least=-1),
@@ -94,7 +94,7 @@ def _with_cache(b: Lowering, node: Node) -> None:
         "kv_heads": kv_heads,
         "head_size": size,
         "scale": number(node, "scale", 0.0) or 1 / math.sqrt(size),
-        "softcap": number(node, "softcap", 0.0),
+        "softcap": soft_cap(node),
         "window": left + 1 if left >= 0 else -1,  # here it counts the query itself
         "interleaved": False,
         "qk_norm_eps": 0.0,

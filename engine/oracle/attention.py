@@ -87,6 +87,8 @@ def _attended(i: Inputs, q: Array, k: Array, v: Array, heads: slice) -> Array:
     scale = i.number("scale", 0.0) or 1 / math.sqrt(q.shape[-1])
     scores = np.matmul(q.transpose(1, 0, 2), k.T) * np.float32(scale)
     cap = i.number("softcap", 0.0)
+    if cap < 0 or not i.whole("local_window_size", -1):
+        raise Unserved("softcap below 0 or local_window_size = 0")
     if cap:
         scores = np.float32(cap) * np.tanh(scores / np.float32(cap))
     row, column = np.ogrid[: i.positions, : i.positions]

@@ -129,6 +129,19 @@ def test_other_position_ids_are_refused() -> None:
         oracle.logits(graph, PROMPT)
 
 
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [({"softcap": -2.0}, "softcap = -2.0 is below 0"), ({"local_window_size": 0}, "local_window_size = 0")],
+)
+def test_attributes_that_runtimes_read_in_different_ways_are_refused(attributes: dict[str, Any], says: str) -> None:
+    """onnxruntime takes a softcap below 0 for none, and a window of 0 for something else than none."""
+    graph = decoder("ms", **attributes)
+    with pytest.raises(UnsupportedModel, match=f"GroupQueryAttention.*{says}"):
+        lower(graph, 1)
+    with pytest.raises(UnsupportedModel, match="softcap below 0 or local_window_size = 0"):
+        oracle.logits(graph, PROMPT)
+
+
 @pytest.mark.parametrize("axis", [1, -2])
 def test_the_reference_sees_every_row_of_a_head_that_keeps_the_last_one(axis: int) -> None:
     """Cut by a Slice, as by a Gather: the rows that a decode computes one by one."""
