@@ -71,6 +71,7 @@ class Decoder:
         self._pager = pager
         self._kv = kv
         self._tally = tally
+        device.prepare(step for plan in plans.values() for step in plan.steps)
         self._all = tuple(range(kv.sequences))
         self._live = set(self._all)
         self._lengths = [0] * kv.sequences

@@ -51,14 +51,13 @@ def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
 
 
 def make_device(request: RunRequest) -> Device:
-    """The device of a request. Raises BadRequest for one that is not built."""
+    """The device of a request. Raises BadRequest where there is no such card or no library to call it with."""
     if request.arithmetic == "none":
         return PlanDevice(request.uuid or "PLAN-0", request.config.granule)
     if (AUTO_DEVICE if request.device == "auto" else request.device) == "cuda":
-        raise BadRequest(
-            "device cuda is not built yet: driver bindings, kernels and graph capture on the card are missing",
-            "use --device sim",
-        )
+        from engine.device.cuda import CudaDevice
+
+        return CudaDevice(request.uuid, request.config.granule)
     return SimDevice(request.uuid or "SIM-0", request.config.granule)
 
 

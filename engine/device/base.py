@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -23,6 +23,14 @@ class Profile:
     node_ns: float
     launch_ns: float
     map_ns: float
+
+    def link_ns(self, nbytes: int) -> int:
+        """Time over the link of so many bytes from host to device."""
+        return round(nbytes / self.link_bytes_per_s * 1e9)
+
+    def memory_ns(self, nbytes: int) -> int:
+        """Time in which a kernel reads so many bytes."""
+        return round(nbytes / self.memory_bytes_per_s * 1e9)
 
 
 H200 = Profile("h200-measured-2026-11-29", 55.4e9, 4343e9, 530.0, 5700.0, 27_400.0)
@@ -161,6 +169,10 @@ class Device(Protocol):
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set device bytes."""
+        ...
+
+    def prepare(self, steps: Iterable[Step]) -> None:
+        """Have ready what these steps run. Raises UnsupportedModel with all that the device has no kernel for."""
         ...
 
     def launch(self, launch: Launch) -> None:

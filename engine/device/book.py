@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Generic, TypeVar
@@ -20,6 +21,7 @@ from engine.device.base import H200, Granule, Launch, Placed, Profile, Recorded,
 from engine.device.spans import Spans
 from engine.errors import DeviceFailure
 from engine.kv_layout import Placement
+from engine.plan import Step
 
 POISON = 0xFF
 DEFAULT_GRANULE_BYTES = 2 << 20
@@ -233,7 +235,7 @@ class BookedDevice(ABC, Generic[Bound]):
             return
         region.spans.put(address, address + flat.nbytes, Tag(key))
         self.tally.add("device_htod_bytes", flat.nbytes)
-        self._model(flat.nbytes / self.profile.link_bytes_per_s * 1e9)
+        self._model(self.profile.link_ns(flat.nbytes))
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         """Copy device bytes to another place on the device: they are read and written, at the memory's rate."""
@@ -241,7 +243,7 @@ class BookedDevice(ABC, Generic[Bound]):
         self._copy(*here, *there, nbytes)
         there[0].spans.drop(target, target + nbytes)
         self.tally.add("device_dtod_bytes", nbytes)
-        self._model(2 * nbytes / self.profile.memory_bytes_per_s * 1e9)
+        self._model(self.profile.memory_ns(2 * nbytes))
 
     def copy_out(self, address: int, nbytes: int) -> bytes:
         """Read device bytes on the host."""
@@ -260,6 +262,9 @@ class BookedDevice(ABC, Generic[Bound]):
         region.spans.drop(address, address + nbytes)
 
     # -- execution
+
+    def prepare(self, steps: Iterable[Step]) -> None:
+        """Nothing to have ready: every kernel has its NumPy reference."""
 
     def launch(self, launch: Launch) -> None:
         """Run a step now, or record it."""
@@ -305,7 +310,7 @@ class BookedDevice(ABC, Generic[Bound]):
         for read, tag in zip(reads.keys, tags, strict=True):
             if tag is None:  # no whole key: mapped at all?
                 self._range(read.start, read.end - read.start, f"{launch.step.node}: read of")
-        self._model(reads.key_bytes / self.profile.memory_bytes_per_s * 1e9)
+        self._model(self.profile.memory_ns(reads.key_bytes))
         for one, own, bound in known:
             self._compute(one, bound, own, tags)
 

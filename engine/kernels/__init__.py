@@ -15,6 +15,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from engine.kernels.cuda import CudaForm
+
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 Params = Mapping[str, Any]
@@ -42,12 +44,14 @@ class KernelDef:
 
     `weights` are operands that `decode` turns into one float32 array, handed to `run` as "decoded": what a device
     kernel would decode on the fly, kept apart here so that the simulator may keep it beside the bytes it came from.
+    `cuda` is its form on a card; a kernel without one is refused there.
     """
 
     name: str
     run: Callable[[Arrays, Params], None]
     weights: tuple[str, ...] = ()
     decode: Callable[[Arrays, Params], Array] | None = None
+    cuda: CudaForm | None = None
 
 
 def define(kernel: KernelDef) -> KernelDef:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.kernels import Array, Arrays, KernelDef, Params, define
+from engine.kernels.cuda import CudaForm, Geometry, Refs
 
 
 def run_gqa(a: Arrays, p: Params) -> None:
@@ -115,4 +118,14 @@ def _by_head(cache: Array) -> Array:
     return np.array(cache.transpose(1, 0, 2), np.float32, order="C", copy=True)
 
 
-define(KernelDef("gqa", run_gqa))
+def _heads_and_rows(refs: Refs, p: Params) -> Geometry:
+    defines = {"HALF": refs["cos"].shape[1]} if "cos" in refs else {}
+    if p["softcap"]:
+        defines["SOFTCAP"] = 1
+    for name in ("k_scale", "v_scale"):
+        if name in refs:
+            defines[f"ONE_{name}"] = int(math.prod(refs[name].shape) == 1)
+    return Geometry((p["heads"], math.prod(refs["query"].shape[:-1])), defines=defines)
+
+
+define(KernelDef("gqa", run_gqa, cuda=CudaForm("attention", _heads_and_rows)))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from engine.kernels import Array, Arrays, KernelDef, Params, define
+from engine.kernels.cuda import THREADS, CudaForm, Geometry, Refs
+from engine.kernels.steps import broadcast, merged
 
 _HALF = ("float16", "bfloat16")
 _erf = np.vectorize(math.erf, otypes=[np.float64])
@@ -85,6 +87,74 @@ BINARY: dict[str, Callable[[Array, Array], Array]] = {
 }
 
 
+CUDA: dict[str, str] = {
+    "neg": "-A",
+    "abs": "absolute(A)",
+    "sqrt": "sqrt(A)",
+    "exp": "exp(A)",
+    "log": "log(A)",
+    "reciprocal": "1 / A",
+    "sign": "sign(A)",
+    "floor": "floor(A)",
+    "ceil": "ceil(A)",
+    "tanh": "tanh(A)",
+    "sin": "sin(A)",
+    "cos": "cos(A)",
+    "not": "!A",
+    "relu": "larger(A, decltype(A)(0))",
+    "erf": "erf((double)A)",
+    "sigmoid": "sigmoid(A)",
+    "softplus": "softplus(A)",
+    "add": "A + B",
+    "sub": "A - B",
+    "mul": "A * B",
+    "div": "A / B",
+    "pow": "power(A, B)",
+    "min": "smaller(A, B)",
+    "max": "larger(A, B)",
+    "and": "A && B",
+    "or": "A || B",
+    "xor": "!A != !B",
+    "equal": "A == B",
+    "greater": "A > B",
+    "less": "A < B",
+    "greaterorequal": "A >= B",
+    "lessorequal": "A <= B",
+    "cast": "A",
+    "where": "A ? B : C",
+    "swish": "A * sigmoid((decltype(A + A))P_alpha * A)",
+}
+"""The same functions as C++ expressions of A, B and C."""
+
+
+def blocks(count: int, each: int = THREADS) -> int:
+    """Blocks for so many elements, at least one."""
+    return max(1, -(-count // each))
+
+
+def elementwise(expression: str | Callable[[Params], str]) -> CudaForm:
+    """The CUDA form of an expression of A, B and C, broadcast to y."""
+
+    def geometry(refs: Refs, p: Params) -> Geometry:
+        to = refs["y"].shape
+        names = [n for n in refs if n != "y"]
+        shape, *steps = merged(to, *(broadcast(refs[n].shape, to) for n in names))
+        scalars: dict[str, int | tuple[int, ...]] = {"count": math.prod(to), "shape": shape}
+        for name, of in zip(names, steps, strict=True):
+            scalars |= {f"{name}_steps": of, f"{name}_start": 0}
+        made = expression if isinstance(expression, str) else expression(p)
+        return Geometry((blocks(math.prod(to)), 1), scalars, {"EXPRESSION": made})
+
+    return CudaForm("elementwise", geometry)
+
+
+def _clip(p: Params) -> str:
+    made = "A"
+    for which, letter in zip(p["bounds"], "BC", strict=False):
+        made = f"{'larger' if which == 'l' else 'smaller'}({made}, {letter})"
+    return made
+
+
 def _unary(function: Callable[[Array], Array]) -> Callable[[Arrays, Params], None]:
     def run(a: Arrays, _: Params) -> None:
         with np.errstate(all="ignore"):
@@ -135,11 +205,12 @@ def run_swish(a: Arrays, p: Params) -> None:
 
 
 for _name, _one in UNARY.items():
-    define(KernelDef(_name, _unary(_one)))
+    define(KernelDef(_name, _unary(_one), cuda=elementwise(CUDA[_name])))
 for _name, _two in BINARY.items():
-    define(KernelDef(_name, _binary(_two)))
-define(KernelDef("cast", run_cast))
-define(KernelDef("where", run_where))
-define(KernelDef("clip", run_clip))
-define(KernelDef("gelu", run_gelu))
-define(KernelDef("swish", run_swish))
+    define(KernelDef(_name, _binary(_two), cuda=elementwise(CUDA[_name])))
+for _name, _run in (("cast", run_cast), ("where", run_where), ("swish", run_swish)):
+    define(KernelDef(_name, _run, cuda=elementwise(CUDA[_name])))
+define(KernelDef("clip", run_clip, cuda=elementwise(_clip)))
+define(
+    KernelDef("gelu", run_gelu, cuda=elementwise(lambda p: "gelu_tanh(A)" if p["approximate"] == "tanh" else "gelu(A)"))
+)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.kernels import Arrays, KernelDef, Params, define
+from engine.kernels.cuda import CudaForm, Geometry, Refs
+from engine.kernels.elementwise import blocks
 from engine.kernels.matmul import unpack, zero_points
 
 
@@ -33,5 +37,10 @@ def run_gather_block_quantized(a: Arrays, p: Params) -> None:
     a["y"][0] = (codes - wide_shift) * scales
 
 
-define(KernelDef("gather_rows", run_gather_rows))
-define(KernelDef("gather_block_quantized", run_gather_block_quantized))
+def _rows(refs: Refs, _: Params) -> Geometry:
+    width = refs["y"].shape[-1]
+    return Geometry((blocks(width), math.prod(refs["ids"].shape)), {"width": width})
+
+
+define(KernelDef("gather_rows", run_gather_rows, cuda=CudaForm("embedding", _rows)))
+define(KernelDef("gather_block_quantized", run_gather_block_quantized, cuda=CudaForm("embedding", _rows)))

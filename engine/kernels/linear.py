@@ -5,10 +5,13 @@ States are float32 and updated token by token, so that neither how a prompt is c
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.kernels import Array, Arrays, KernelDef, Params, define
-from engine.kernels.elementwise import sigmoid, softplus, wide
+from engine.kernels.cuda import CudaForm, Geometry, Refs
+from engine.kernels.elementwise import blocks, sigmoid, softplus, wide
 
 
 def run_linear_attention(a: Arrays, p: Params) -> None:
@@ -115,7 +118,41 @@ def _store(a: Arrays, state: Array) -> None:
         a["present"][...] = state
 
 
-define(KernelDef("linear_attention", run_linear_attention))
-define(KernelDef("linear_gate", run_linear_gate))
-define(KernelDef("gated_delta_net", run_gated_delta_net))
-define(KernelDef("causal_conv", run_causal_conv))
+_COLUMNS = 64  # threads of a block, each with a column of a state
+
+
+def _gates(refs: Refs, _: Params) -> Geometry:
+    count = math.prod(refs["a"].shape)
+    return Geometry((blocks(count), 1), {"count": count, "width": math.prod(refs["b"].shape)})
+
+
+def _channels(refs: Refs, _: Params) -> Geometry:
+    batch, channels, tokens = refs["x"].shape
+    scalars = {"count": batch * channels, "channels": channels, "tokens": tokens}
+    taps = {"TAPS": refs["weight"].shape[-1]}
+    return Geometry((blocks(batch * channels, _COLUMNS), 1), scalars, taps, threads=_COLUMNS)
+
+
+def _delta_net(refs: Refs, _: Params) -> Geometry:
+    batch, tokens, q_heads, dk = refs["q"].shape
+    heads, dv = refs["v"].shape[2:]
+    defines = {"DK": dk, "DV": dv, "HEADS": heads, "Q_HEADS": q_heads}
+    return Geometry((blocks(dv, _COLUMNS), batch * heads), {"tokens": tokens}, defines, threads=_COLUMNS)
+
+
+def _recurrent(refs: Refs, p: Params) -> Geometry:
+    batch, tokens, width = refs["q"].shape
+    dv = refs["v"].shape[-1] // p["kv_heads"]
+    defines = {"DK": width // p["q_heads"], "DV": dv}
+    if "decay" in refs:
+        defines["DECAYS"] = refs["decay"].shape[-1] // p["kv_heads"]
+    if "beta" in refs:
+        defines["BETAS"] = refs["beta"].shape[-1]
+    grid = (blocks(dv, _COLUMNS), batch * p["kv_heads"])
+    return Geometry(grid, {"tokens": tokens}, defines, threads=_COLUMNS)
+
+
+define(KernelDef("linear_attention", run_linear_attention, cuda=CudaForm("linear", _recurrent)))
+define(KernelDef("linear_gate", run_linear_gate, cuda=CudaForm("linear", _gates)))
+define(KernelDef("gated_delta_net", run_gated_delta_net, cuda=CudaForm("linear", _delta_net)))
+define(KernelDef("causal_conv", run_causal_conv, cuda=CudaForm("linear", _channels)))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.graph import PACKED, unpack_nibbles
 from engine.kernels import Array, Arrays, KernelDef, Params, define
-from engine.kernels.elementwise import wide
+from engine.kernels.cuda import CudaForm, Geometry, Refs, Scalar
+from engine.kernels.elementwise import blocks, wide
+from engine.kernels.steps import around, broadcast, merged, rows_first
 
 
 def decode_dense(a: Arrays, p: Params) -> Array:
@@ -126,9 +130,64 @@ def _rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-define(KernelDef("matmul", run_dense, ("weight",), decode_dense))
-define(KernelDef("matmul_nbits", run_nbits, ("codes", "scales", "zero_points"), decode_nbits))
-define(KernelDef("matmul_qdq", run_dense, ("codes", "scales", "zero_points"), decode_qdq))
-define(KernelDef("batched_matmul", run_batched))
-define(KernelDef("gemm", run_gemm))
-define(KernelDef("dequantize", run_dequantize))
+_OUTPUTS = 32  # a block makes of a dense product
+
+
+def _dense(refs: Refs, p: Params) -> Geometry:
+    return Geometry((blocks(p["N"], _OUTPUTS), math.prod(refs["x"].shape[:-1])))
+
+
+def _nbits(refs: Refs, p: Params) -> Geometry:
+    packed = "zero_points" in refs and refs["zero_points"].dtype == "uint8"
+    defines = {"POINTS_PACKED": 1} if packed else {}
+    return Geometry((blocks(p["N"], _LINES), math.prod(refs["x"].shape[:-1])), defines=defines)
+
+
+_LINES = 8  # warps of a block, each with an output of its own
+
+
+def _contract(refs: Refs, p: Params) -> Geometry:
+    """Both products of any two tensors: gemm says how its matrices are turned."""
+    a, b = refs["a"].shape, refs["b"].shape
+    a, b = (1, *a) if len(a) == 1 else a, (*b, 1) if len(b) == 1 else b
+    turn_a, turn_b = p.get("turn_a", False), p.get("turn_b", False)
+    lead = np.broadcast_shapes(a[:-2], b[:-2])
+    depth, m = (a[-2], a[-1]) if turn_a else (a[-1], a[-2])
+    n = b[-2] if turn_b else b[-1]
+    steps_a, steps_b = rows_first(a), rows_first(b)
+    deep_a, row_a = steps_a[-2:] if turn_a else steps_a[:-3:-1]
+    deep_b, column_b = steps_b[:-3:-1] if turn_b else steps_b[-2:]
+    to = (*lead, m, n)
+    given = [
+        (*broadcast(a, (*lead, *a[-2:]))[:-2], row_a, 0),
+        (*broadcast(b, (*lead, *b[-2:]))[:-2], 0, column_b),
+    ]
+    if "c" in refs:
+        given.append(broadcast(refs["c"].shape, to))
+    shape, *steps = merged(to, *given)
+    count = math.prod(to)
+    scalars: dict[str, Scalar] = {"count": count, "depth": depth, "a_deep": deep_a, "b_deep": deep_b, "shape": shape}
+    scalars |= {f"{name}_steps": of for name, of in zip("abc", steps, strict=False)}
+    return Geometry((blocks(count, _LINES), 1), scalars)
+
+
+def _dequantize(refs: Refs, p: Params) -> Geometry:
+    x, scale = refs["a"].shape, refs["b"].shape
+    count = math.prod(x)
+    if p["block"] or (len(scale) == 1 and math.prod(scale) > 1):
+        _, extent, inner = around(x, p["axis"])
+    else:
+        extent, inner = 1, 1
+    one = math.prod(scale) == 1 and not p["block"]
+    scalars: dict[str, Scalar] = {"count": count, "extent": extent, "inner": inner}
+    return Geometry((blocks(count), 1), scalars, {"ONE_SCALE": int(one)})
+
+
+define(KernelDef("matmul", run_dense, ("weight",), decode_dense, CudaForm("matmul", _dense)))
+define(
+    KernelDef("matmul_nbits", run_nbits, ("codes", "scales", "zero_points"), decode_nbits, CudaForm("matmul", _nbits))
+)
+define(KernelDef("matmul_qdq", run_dense, ("codes", "scales", "zero_points"), decode_qdq, CudaForm("matmul", _dense)))
+define(KernelDef("batched_matmul", run_batched, cuda=CudaForm("contract", _contract)))
+define(KernelDef("gemm", run_gemm, cuda=CudaForm("contract", _contract)))
+define(KernelDef("dequantize", run_dequantize, cuda=CudaForm("dequantize", _dequantize)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.kernels import Array, Arrays, KernelDef, Params, define
-from engine.kernels.elementwise import gelu, sigmoid
+from engine.kernels.cuda import CudaForm, Geometry, Refs
+from engine.kernels.elementwise import elementwise, gelu, sigmoid
 from engine.kernels.matmul import unpack
 
 
@@ -79,5 +82,13 @@ def _decoded(a: Arrays, name: str, expert: int, width: int, p: Params) -> Array:
     return np.asarray((wide - points[:, of]) * scales[:, of])
 
 
-define(KernelDef("moe", run_moe))
-define(KernelDef("gated_add", run_gated_add))
+def _tokens(refs: Refs, p: Params) -> Geometry:
+    hidden, rows = refs["x"].shape[-1], refs["fc1"].shape[1]
+    inner = rows // 2 if p["activation"] == "swiglu" else rows
+    tokens = math.prod(refs["x"].shape[:-1])
+    defines = {"HIDDEN": hidden, "ROWS": rows, "INNER": inner, "EXPERTS": refs["fc1"].shape[0]}
+    return Geometry((tokens, 1), defines=defines, shared_bytes=4 * (2 * hidden + rows))
+
+
+define(KernelDef("moe", run_moe, cuda=CudaForm("moe", _tokens)))
+define(KernelDef("gated_add", run_gated_add, cuda=elementwise("(float)A + (float)B * (float)C")))

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from itertools import accumulate
+
 import numpy as np
 
 from engine.errors import DeviceFailure
 from engine.kernels import Array, Arrays, KernelDef, Params, define
+from engine.kernels.cuda import CudaForm, Geometry, NoForm, Refs, Scalar
+from engine.kernels.elementwise import blocks, elementwise
+from engine.kernels.steps import Shape, around, merged, rows_first
 
 
 def run_copy(a: Arrays, _: Params) -> None:
@@ -85,6 +92,7 @@ def _from_start(index: Array, extent: int) -> Array:
     return made
 
 
+<<<<<<< HEAD
 def run_positions(a: Arrays, _: Params) -> None:
     """y = positions of the tokens that go in, along its last axis, counted from the cached length."""
     a["y"][...] = np.arange(a["y"].shape[-1]) + int(a["length"][0])
@@ -101,5 +109,83 @@ for _name, _run in (
     ("gather_elements", run_gather_elements),
     ("scatter_elements", run_scatter_elements),
     ("trilu", run_trilu),
+=======
+def _strided(steps: Callable[[Shape, Params], tuple[int, Shape]]) -> CudaForm:
+    """A move that is a start and steps in a for every index of y."""
+
+    def geometry(refs: Refs, p: Params) -> Geometry:
+        to = refs["y"].shape
+        start, of = steps(refs["a"].shape, p)
+        shape, made = merged(to, of)
+        count = math.prod(to)
+        scalars: dict[str, Scalar] = {"count": count, "shape": shape, "a_steps": made, "a_start": start}
+        return Geometry((blocks(count), 1), scalars, {"EXPRESSION": "A"})
+
+    return CudaForm("elementwise", geometry)
+
+
+def _transposed(shape: Shape, p: Params) -> tuple[int, Shape]:
+    own = rows_first(shape)
+    return 0, tuple(own[axis] for axis in p["perm"])
+
+
+def _sliced(shape: Shape, p: Params) -> tuple[int, Shape]:
+    ranges = [range(extent)[slice(*s)] for extent, s in zip(shape, p["slices"], strict=True)]
+    own = rows_first(shape)
+    start = sum(r.start * step for r, step in zip(ranges, own, strict=True) if len(r))
+    return start, tuple(r.step * step for r, step in zip(ranges, own, strict=True))
+
+
+def _parts(whole: str) -> Callable[[Refs, Params], Geometry]:
+    """Concatenation and its reverse: a thread an element of the whole."""
+
+    def geometry(refs: Refs, p: Params) -> Geometry:
+        parts = [ref for name, ref in refs.items() if (name[0] == "y") == (whole == "a")]
+        types = {ref.dtype for ref in refs.values()}
+        if len(types) > 1:
+            raise NoForm(f"parts of types {', '.join(sorted(types))}")
+        _, extent, inner = around(refs[whole].shape, p["axis"])
+        ends = tuple(accumulate(part.shape[p["axis"]] for part in parts))
+        count = math.prod(refs[whole].shape)
+        scalars: dict[str, Scalar] = {"count": count, "extent": extent, "inner": inner, "ends": ends}
+        return Geometry((blocks(count), 1), scalars)
+
+    return geometry
+
+
+def _gather(refs: Refs, p: Params) -> Geometry:
+    _, extent, inner = around(refs["a"].shape, p["axis"])
+    count = math.prod(refs["y"].shape)
+    scalars: dict[str, Scalar] = {"count": count, "extent": extent, "inner": inner}
+    return Geometry((blocks(count), 1), scalars | {"picks": math.prod(refs["b"].shape)})
+
+
+def _elements(refs: Refs, p: Params) -> Geometry:
+    """gather_elements and scatter_elements: indices of their own shape, which may be smaller than a."""
+    shape, index = refs["a"].shape, refs["b"].shape
+    _, extent, inner = around(shape, p["axis"])
+    count = math.prod(refs["y"].shape)
+    scalars: dict[str, Scalar] = {"count": count, "extent": extent, "inner": inner}
+    scalars |= {"shape": shape, "steps": rows_first(shape), "b_shape": index, "b_steps": rows_first(index)}
+    return Geometry((blocks(count), 1), scalars, {"RANK": len(shape)})
+
+
+def _triangle(refs: Refs, _: Params) -> Geometry:
+    shape = refs["y"].shape
+    count = math.prod(shape)
+    return Geometry((blocks(count), 1), {"count": count, "rows": shape[-2], "columns": shape[-1]})
+
+
+for _name, _run, _cuda in (
+    ("copy", run_copy, elementwise("A")),
+    ("transpose", run_transpose, _strided(_transposed)),
+    ("concat", run_concat, CudaForm("movement", _parts("y"))),
+    ("slice", run_slice, _strided(_sliced)),
+    ("split", run_split, CudaForm("movement", _parts("a"))),
+    ("gather", run_gather, CudaForm("movement", _gather, faults=True)),
+    ("gather_elements", run_gather_elements, CudaForm("movement", _elements, faults=True)),
+    ("scatter_elements", run_scatter_elements, CudaForm("movement", _elements, faults=True)),
+    ("trilu", run_trilu, CudaForm("movement", _triangle)),
+>>>>>>> e878b21 (Run plans on a CUDA card: driver calls, capture, kernels compiled from one text a variant)
 ):
-    define(KernelDef(_name, _run))
+    define(KernelDef(_name, _run, cuda=_cuda))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 
 from engine.kernels import Array, Arrays, KernelDef, Params, define
+from engine.kernels.cuda import CudaForm, Geometry, Refs
 from engine.kernels.elementwise import sigmoid, wide
 
 
@@ -89,9 +93,24 @@ def _mean_norm(
                 inverses[r] = inverse
 
 
-define(KernelDef("rms_norm", run_rms_norm))
-define(KernelDef("skip_rms_norm", run_skip_rms_norm))
-define(KernelDef("skip_layer_norm", run_skip_layer_norm))
-define(KernelDef("layer_norm", run_layer_norm))
-define(KernelDef("rms_norm_axes", run_rms_norm_axes))
-define(KernelDef("gated_rms_norm", run_gated_rms_norm))
+def _rows(x: str, gamma: str, beta: str = "", gate: str = "") -> Callable[[Refs, Params], Geometry]:
+    """A block a row of `x`; the names that the body's X, GAMMA, BETA and GATE stand for."""
+
+    def geometry(refs: Refs, _: Params) -> Geometry:
+        width = math.prod(refs[gamma].shape)
+        defines = {"X": x, "X_t": f"{x}_t", "GAMMA": gamma}
+        defines |= {name: of for name, of in (("BETA", beta), ("GATE", gate)) if of in refs}
+        return Geometry((max(1, math.prod(refs[x].shape) // width), 1), {"width": width}, defines)
+
+    return geometry
+
+
+for _name, _run, _geometry in (
+    ("rms_norm", run_rms_norm, _rows("x", "gamma")),
+    ("skip_rms_norm", run_skip_rms_norm, _rows("sum", "gamma")),
+    ("skip_layer_norm", run_skip_layer_norm, _rows("sum", "gamma", "beta")),
+    ("gated_rms_norm", run_gated_rms_norm, _rows("a", "b", gate="c")),
+):
+    define(KernelDef(_name, _run, cuda=CudaForm("norm", _geometry)))
+define(KernelDef("layer_norm", run_layer_norm, cuda=CudaForm("norm", _rows("a", "b", "c"), runtime=("rows",))))
+define(KernelDef("rms_norm_axes", run_rms_norm_axes, cuda=CudaForm("norm", _rows("a", "b"), runtime=("rows",))))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from engine.kernels import Array, Arrays, KernelDef, Params, define
-from engine.kernels.elementwise import wide
+from engine.kernels.cuda import CudaForm, Geometry, Refs
+from engine.kernels.elementwise import blocks, wide
+from engine.kernels.steps import around, merged, rows_first
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {
     "reducesum": np.sum,
@@ -77,9 +80,45 @@ def run_topk(a: Arrays, p: Params) -> None:
     a["y1"][...] = order
 
 
+_CUDA = {
+    "reducesum": ("add", "v", "x", 0),
+    "reducemean": ("add", "v", "x / (sum_t)depth", 0),
+    "reducemax": ("larger", "v", "x", 0),
+    "reducemin": ("smaller", "v", "x", 0),
+    "reduceprod": ("multiply", "v", "x", 1),
+    "reducel1": ("add", "(v < 0 ? -v : v)", "x", 0),
+    "reducel2": ("add", "v * v", "root(x)", 0),
+    "reducesumsquare": ("add", "v * v", "x", 0),
+}
+"""How two are joined, what an element v adds, what is made of the end x, and what nothing gives."""
+_LINES = 8  # warps of a block, each with a line of its own
+
+
+def _over_axes(name: str) -> CudaForm:
+    def geometry(refs: Refs, p: Params) -> Geometry:
+        shape, own = refs["a"].shape, rows_first(refs["a"].shape)
+        kept = [i for i in range(len(shape)) if i not in p["axes"]]
+        over = [i for i in range(len(shape)) if i in p["axes"]]
+        outer, steps = merged(tuple(shape[i] for i in kept), tuple(own[i] for i in kept))
+        deep, deep_steps = merged(tuple(shape[i] for i in over), tuple(own[i] for i in over))
+        count, depth = math.prod(outer), math.prod(deep)
+        join, term, last, empty = _CUDA[name]
+        return Geometry(
+            (blocks(count, _LINES), 1),
+            {"count": count, "depth": depth, "shape": outer, "steps": steps, "deep": deep, "deep_steps": deep_steps},
+            {"REDUCE": join, "TERM": term, "LAST": last, "EMPTY": empty},
+        )
+
+    return CudaForm("reduce", geometry)
+
+
+def _lines(refs: Refs, p: Params) -> Geometry:
+    """A warp a line along one axis."""
+    outer, depth, inner = around(refs["a"].shape, p["axis"])
+    return Geometry((blocks(outer * inner, _LINES), 1), {"count": outer * inner, "depth": depth, "inner": inner})
+
+
 for _name, _function in REDUCTIONS.items():
-    define(KernelDef(_name, _reduction(_function)))
-define(KernelDef("softmax", run_softmax))
-define(KernelDef("lp_norm", run_lp_norm))
-define(KernelDef("arg", run_arg))
-define(KernelDef("topk", run_topk))
+    define(KernelDef(_name, _reduction(_function), cuda=_over_axes(_name)))
+for _name, _run in (("softmax", run_softmax), ("lp_norm", run_lp_norm), ("arg", run_arg), ("topk", run_topk)):
+    define(KernelDef(_name, _run, cuda=CudaForm("reduce", _lines)))

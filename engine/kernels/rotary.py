@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.kernels import Arrays, KernelDef, Params, define
 from engine.kernels.attention import rotate
+from engine.kernels.cuda import CudaForm, Geometry, Refs
+from engine.kernels.elementwise import blocks
 
 
 def run_rotary(a: Arrays, p: Params) -> None:
@@ -38,4 +42,16 @@ def run_rotary(a: Arrays, p: Params) -> None:
     a["y"][...] = made.reshape(x.shape) if p["layout"] == "tokens" else made.transpose(0, 2, 1, 3)
 
 
-define(KernelDef("rotary", run_rotary))
+def _each(refs: Refs, p: Params) -> Geometry:
+    shape, table = refs["a"].shape, refs["b"].shape
+    by_tokens = p["layout"] == "tokens"
+    tokens = shape[1] if by_tokens else shape[2]
+    count = math.prod(shape)
+    heads = shape[2] // p["size"] if by_tokens else shape[1]
+    scalars = {"count": count, "n_heads": heads, "tokens": tokens, "table_width": table[-1]}
+    scalars["b_batch"] = int(len(table) == 3 and table[0] > 1)
+    one = "d" in refs and len(refs["d"].shape) != 2
+    return Geometry((blocks(count), 1), scalars, {"ONE_POSITION": int(one)})
+
+
+define(KernelDef("rotary", run_rotary, cuda=CudaForm("rotary", _each)))

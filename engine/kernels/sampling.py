@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.kernels import Arrays, KernelDef, Params, define
+from engine.kernels.cuda import CudaForm, Geometry, Refs
 
 
 def run_argmax(a: Arrays, _: Params) -> None:
@@ -28,5 +31,14 @@ def run_advance(a: Arrays, p: Params) -> None:
     a["length"][0] += p["rows"]
 
 
-define(KernelDef("argmax", run_argmax))
-define(KernelDef("advance", run_advance))
+def _last_row(refs: Refs, _: Params) -> Geometry:
+    shape = refs["logits"].shape
+    return Geometry((1, 1), {"width": shape[-1], "start": math.prod(shape) - shape[-1]}, threads=1024)
+
+
+define(KernelDef("argmax", run_argmax, cuda=CudaForm("sampling", _last_row)))
+define(
+    KernelDef(
+        "advance", run_advance, cuda=CudaForm("sampling", lambda _, __: Geometry((1, 1), threads=32), runtime=("rows",))
+    )
+)

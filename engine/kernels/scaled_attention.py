@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from engine.kernels import Array, Arrays, KernelDef, Params, define
+from engine.kernels.cuda import CudaForm, Geometry, Refs, Scalar
 from engine.kernels.elementwise import wide
+from engine.kernels.steps import Shape, broadcast
 
 _NONE = np.float32(-np.inf)
 
@@ -81,4 +85,33 @@ def _share(scores: Array, bias: Array) -> Array:
     return np.asarray(e / e.sum())
 
 
-define(KernelDef("attention", run_attention))
+def _split(shape: Shape, heads: int) -> tuple[Shape, Shape]:
+    """Extents [batch, heads, tokens, size] and steps of the first three, of either layout."""
+    if len(shape) == 4:
+        return shape, (math.prod(shape[1:]), shape[2] * shape[3], shape[3])
+    batch, tokens, width = shape
+    size = width // heads
+    return (batch, heads, tokens, size), (tokens * width, size, width)
+
+
+def _heads_and_rows(refs: Refs, p: Params) -> Geometry:
+    (batch, heads, rows, size), q_steps = _split(refs["q"].shape, p["q_heads"])
+    (_, _, new, _), k_steps = _split(refs["k"].shape, p["kv_heads"])
+    (_, _, _, value_size), v_steps = _split(refs["v"].shape, p["kv_heads"])
+    past = refs["past_key"].shape[2] if "past_key" in refs else 0
+    keys = past + new
+    scalars: dict[str, Scalar] = {"rows": rows, "keys": keys, "past": past, "q_shape": (batch, heads, rows)}
+    scalars |= {"q_steps": q_steps, "k_steps": k_steps, "v_steps": v_steps}
+    scalars["y_steps"] = _split(refs["y"].shape, p["q_heads"])[1]
+    defines = {"SIZE": size, "VALUE_SIZE": value_size}
+    if p["softcap"] > 0:
+        defines["SOFTCAP"] = 1
+    if "mask" in refs:
+        mask = refs["mask"].shape
+        scalars["mask_keys"] = mask[-1]
+        scalars["mask_steps"] = broadcast(mask, (batch, heads, rows, mask[-1]))
+        defines |= {"MASK_IS_BOOL": 1} if refs["mask"].dtype == "bool" else {}
+    return Geometry((batch * heads, rows), scalars, defines, shared_bytes=4 * keys)
+
+
+define(KernelDef("attention", run_attention, cuda=CudaForm("scaled_attention", _heads_and_rows)))

@@ -1,0 +1,346 @@
+"""The CUDA device: the same verbs on a real card, counted where the driver is called.
+
+All work goes on one stream, so that it runs in the order in which it was asked for. The host waits in `copy_out`, and
+before it takes a mapping away: the driver neither waits nor warns when a granule is unmapped under a running kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine import kernels
+from engine.counters import Tally
+from engine.device.base import H200, Granule, Launch, Placed, Profile, Recorded
+from engine.device.cuda_card import find_card
+from engine.device.cuda_driver import call
+from engine.device.cuda_graph import CudaGraph
+from engine.device.cuda_host import HostMemory
+from engine.errors import BadRequest, DeviceFailure, EngineError, UnsupportedModel
+from engine.kernels.cuda import NoForm, Prepared, argument, prepare
+from engine.plan import Step
+
+_CACHES = ("kv_key", "kv_value")
+_NON_BLOCKING = 1  # the stream is not ordered with the legacy one
+_STAGING_BYTES = 64 << 10
+_FAULT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A launch as the driver takes it; `values` keeps alive what `arguments` points to."""
+
+    function: Any
+    blocks: tuple[int, int, int]
+    threads: int
+    shared_bytes: int
+    arguments: Any
+    values: tuple[Any, ...]
+    read_ns: int
+    """What the profile says that reading its keys takes."""
+
+
+class CudaDevice:
+    """One card; implements `Device`."""
+
+    kind = "cuda"
+
+    def __init__(self, uuid: str | None = None, granule_bytes: int | None = None, profile: Profile = H200) -> None:
+        self._card = card = find_card(uuid)
+        self._driver = driver = card.driver
+        self.name, self.uuid, self.driver = card.name, card.uuid, card.version
+        self.profile = profile
+        self.tally = Tally()
+        card.enter()
+        self._stream = call(driver.cuStreamCreate, _NON_BLOCKING)
+        self._property, self._access = _granule_property(driver, card.ordinal)
+        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+        own = int(call(driver.cuMemGetAllocationGranularity, self._property, least))
+        self.granule_bytes = granule_bytes or own
+        if self.granule_bytes % own:
+            raise BadRequest(f"granule {granule_bytes} is no multiple of the card's {own} bytes", "leave it out")
+        self._host = HostMemory(driver)
+        weakref.finalize(self, self._host.release)
+        _, self._staging = self._host.staging(_STAGING_BYTES)
+        self._fault_address, self._fault = self._host.staging(_FAULT_BYTES)
+        self._fault[:] = 0
+        self._serials = count()
+        self._handles: dict[Granule, Any] = {}
+        self._mapped: dict[int, Granule] = {}
+        self._reserved: dict[int, int] = {}
+        self._plain: set[int] = set()
+        self._ranges: dict[tuple[int, int], int] = {}  # address and size of a key's host bytes -> pinned host address
+        self._bound: dict[Launch, _Bound] = {}
+        self._faulty: list[str] = []  # nodes of the steps that may report a fault, by number from 1
+        self._in_flight: list[NDArray[Any]] = []  # pageable sources of copies since the last wait
+        self._busy = False
+        self._recording: list[int] | None = None  # modelled ns of each launch
+
+    # -- addresses and granules
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of granules mapped now."""
+        return len(self._mapped) * self.granule_bytes
+
+    def reserve(self, nbytes: int) -> int:
+        """Reserve addresses for whole granules."""
+        size = max(1, -(-nbytes // self.granule_bytes)) * self.granule_bytes
+        address = int(call(self._driver.cuMemAddressReserve, size, self.granule_bytes, 0, 0))
+        self._reserved[address] = size
+        return address
+
+    def unreserve(self, address: int) -> None:
+        """Give a reservation back."""
+        size = self._reserved.get(address)
+        if size is None:
+            raise DeviceFailure(f"no reservation starts at {address:#x}")
+        if any(at in self._mapped for at in range(address, address + size, self.granule_bytes)):
+            raise DeviceFailure(f"reservation at {address:#x} still has mapped granules")
+        call(self._driver.cuMemAddressFree, address, size)
+        del self._reserved[address]
+        self._bound.clear()  # what was bound to memory that is gone must not be used again
+
+    def create(self) -> Granule:
+        """A physical granule."""
+        handle = call(self._driver.cuMemCreate, self.granule_bytes, self._property, 0)
+        self.tally.add("vmm_calls")
+        granule = Granule(next(self._serials))
+        self._handles[granule] = handle
+        return granule
+
+    def destroy(self, granule: Granule) -> None:
+        """Give a physical granule back."""
+        if granule in self._mapped.values():
+            raise DeviceFailure(f"granule {granule.serial} is released while mapped")
+        call(self._driver.cuMemRelease, self._handle(granule))
+        self.tally.add("vmm_calls")
+        del self._handles[granule]
+
+    def map(self, address: int, granule: Granule) -> None:
+        """Map and set access: two calls, undone together where the second fails."""
+        handle = self._handle(granule)
+        if address in self._mapped or granule in self._mapped.values():
+            raise DeviceFailure(f"granule {granule.serial} cannot be mapped at {address:#x}: one of them is in use")
+        call(self._driver.cuMemMap, address, self.granule_bytes, 0, handle, 0)
+        self.tally.add("vmm_calls")
+        try:
+            call(self._driver.cuMemSetAccess, address, self.granule_bytes, [self._access], 1)
+        except EngineError:
+            call(self._driver.cuMemUnmap, address, self.granule_bytes)
+            self.tally.add("vmm_calls")
+            raise
+        self.tally.add("vmm_calls")
+        self._mapped[address] = granule
+        self._model(self.profile.map_ns)
+
+    def unmap(self, address: int) -> Granule:
+        """Unmap, after all work that may read there."""
+        if address not in self._mapped:
+            raise DeviceFailure(f"nothing is mapped at {address:#x}")
+        if self._busy:
+            self._wait()
+        call(self._driver.cuMemUnmap, address, self.granule_bytes)
+        self.tally.add("vmm_calls")
+        return self._mapped.pop(address)
+
+    # -- plain memory and data
+
+    def alloc(self, nbytes: int, what: str) -> int:
+        """Plain device memory."""
+        address = int(call(self._driver.cuMemAlloc, max(nbytes, 1)))
+        self.tally.add("alloc_calls")
+        self._plain.add(address)
+        return address
+
+    def free(self, address: int) -> None:
+        """Give plain memory back."""
+        if address not in self._plain:
+            raise DeviceFailure(f"no plain memory starts at {address:#x}")
+        call(self._driver.cuMemFree, address)
+        self._plain.discard(address)
+        self._bound.clear()
+
+    def host_range(self, key: int, source: NDArray[Any]) -> None:
+        """Pin a key's host bytes."""
+        if source.nbytes:
+            self._ranges[source.ctypes.data, source.nbytes] = self._host.pin(source)[0]
+
+    def copy_in(self, address: int, source: NDArray[Any]) -> None:
+        """Copy host bytes in, after all work before; from a known range it is weight traffic."""
+        if not source.nbytes:
+            return
+        pinned = self._ranges.get((source.ctypes.data, source.nbytes))
+        if pinned is None:
+            source = np.ascontiguousarray(source)
+            self._in_flight.append(source)
+        start = source.ctypes.data if pinned is None else pinned
+        call(self._driver.cuMemcpyHtoDAsync, address, start, source.nbytes, self._stream)
+        self._busy = True
+        if pinned is not None:
+            self.tally.add("device_htod_bytes", source.nbytes)
+            self._model(self.profile.link_ns(source.nbytes))
+
+    def copy_within(self, target: int, source: int, nbytes: int) -> None:
+        """Copy device bytes to another place on the device, after all work before."""
+        if nbytes:
+            call(self._driver.cuMemcpyDtoDAsync, target, source, nbytes, self._stream)
+            self._busy = True
+        self.tally.add("device_dtod_bytes", nbytes)
+        self._model(self.profile.memory_ns(2 * nbytes))
+
+    def copy_out(self, address: int, nbytes: int) -> bytes:
+        """Read device bytes on the host, after all work before. Raises DeviceFailure for a fault found meanwhile."""
+        out = self._staging if nbytes <= _STAGING_BYTES else np.empty(nbytes, np.uint8)
+        call(self._driver.cuMemcpyDtoHAsync, out.ctypes.data, address, nbytes, self._stream)
+        self._wait()
+        return out[:nbytes].tobytes()
+
+    def poison(self, address: int, nbytes: int) -> None:
+        """Nothing: what is read after its end is found by the simulator."""
+
+    def fill(self, address: int, nbytes: int, byte: int) -> None:
+        """Set device bytes."""
+        if nbytes:
+            call(self._driver.cuMemsetD8Async, address, byte, nbytes, self._stream)
+            self._busy = True
+
+    # -- execution
+
+    def prepare(self, steps: Iterable[Step]) -> None:
+        """Compile and load what these steps run. Raises UnsupportedModel with every step that has no form here."""
+        reasons, ready = [], []
+        for step in steps:
+            form = kernels.get(step.kernel).cuda
+            try:
+                if form is None:
+                    raise NoForm("no CUDA form")
+                strides = {o.name: (0, 0) for o in step.operands if o.ref.kind in _CACHES}
+                ready.append(prepare(form, step, strides))
+            except NoForm as why:
+                reasons.append(f"{step.node} ({step.op}): kernel {step.kernel}: {why}")
+        if reasons:
+            shown = "; ".join(reasons[:4]) + (f"; and {len(reasons) - 4} more" if len(reasons) > 4 else "")
+            raise UnsupportedModel(f"not served on the card: {shown}", "use --device sim", tuple(reasons))
+        for made in ready:
+            self._card.load(made.variant, made.geometry.shared_bytes)
+
+    def launch(self, launch: Launch) -> None:
+        """Run a step now, or record it."""
+        bound = self._bound.get(launch)
+        if bound is None:
+            bound = self._bound[launch] = self._bind(launch)
+        x, y, z = bound.blocks
+        call(
+            self._driver.cuLaunchKernel,
+            *(bound.function, x, y, z, bound.threads, 1, 1),
+            *(bound.shared_bytes, self._stream, ctypes.addressof(bound.arguments), 0),
+        )
+        if self._recording is not None:
+            self._recording.append(round(self.profile.node_ns) + bound.read_ns)
+            return
+        self._busy = True
+        self.tally.add("eager_launches")
+        self.tally.add("kernel_runs")
+        self._model(self.profile.launch_ns)
+        self._model(bound.read_ns)
+
+    def begin_capture(self) -> None:
+        """Open a recording."""
+        if self._recording is not None:
+            raise DeviceFailure("a capture is open already")
+        mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        call(self._driver.cuStreamBeginCapture, self._stream, mode)
+        self._recording = []
+
+    def end_capture(self) -> CudaGraph:
+        """Close the recording; the graph is instantiated and on the card."""
+        if self._recording is None:
+            raise DeviceFailure("no capture is open")
+        modelled, self._recording = sum(self._recording), None
+        recorded = call(self._driver.cuStreamEndCapture, self._stream)
+        return CudaGraph(self._driver, recorded, self._stream, modelled)
+
+    def replay(self, graph: Recorded) -> None:
+        """Run a recording once, against what is mapped now; returns at once."""
+        if not isinstance(graph, CudaGraph) or self._recording is not None:
+            raise DeviceFailure("a replay needs a recording of this device and no open capture")
+        call(self._driver.cuGraphLaunch, graph.executable, self._stream)
+        self._busy = True
+        self.tally.add("kernel_runs", graph.kernel_nodes)
+        self._model(graph.modelled_ns)
+
+    def _bind(self, launch: Launch) -> _Bound:
+        step = launch.step
+        form = kernels.get(step.kernel).cuda
+        assert form is not None, "prepare refused it"
+        strides = {p.operand.name: _strides(p) for p in launch.placed if p.operand.ref.kind in _CACHES}
+        made: Prepared = prepare(form, step, strides, len(launch.sequences))
+        geometry = made.geometry
+        alone = len(launch.sequences) == 1
+        placed = launch.alone(launch.sequences[0]).placed if alone else launch.placed
+        pointers = [p.address if p.host is None else self._host.pin(p.host)[1] for p in placed]
+        values: list[Any] = [ctypes.c_void_p(pointer) for pointer in pointers]
+        values += [argument(scalar) for scalar in made.scalars]
+        if made.faults:
+            self._faulty.append(f"{step.node} ({step.op})")
+            values += [ctypes.c_void_p(self._fault_address), ctypes.c_int(len(self._faulty))]
+        if not alone:
+            values += [argument(tuple(p.stride for p in placed)), argument(launch.sequences)]
+        arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
+        key_bytes = sum(p.nbytes for p in launch.placed if p.operand.ref.kind == "key")
+        return _Bound(
+            self._card.load(made.variant, geometry.shared_bytes),
+            (*geometry.blocks, len(launch.sequences)),
+            geometry.threads,
+            geometry.shared_bytes,
+            arguments,
+            tuple(values),
+            self.profile.memory_ns(key_bytes),
+        )
+
+    def _wait(self) -> None:
+        """Wait for all work, and see whether a kernel reported a fault."""
+        call(self._driver.cuStreamSynchronize, self._stream)
+        self.tally.add("host_syncs")
+        self._busy = False
+        self._in_flight.clear()
+        fault = int(self._fault.view(np.int32)[0])
+        if fault:
+            self._fault[:] = 0
+            raise DeviceFailure(f"{self._faulty[fault - 1]}: an index is out of bounds")
+
+    def _handle(self, granule: Granule) -> Any:
+        if granule not in self._handles:
+            raise DeviceFailure(f"granule {granule.serial} is none of this device's, or was given back")
+        return self._handles[granule]
+
+    def _model(self, ns: float) -> None:
+        self.tally.add("modelled_ns", round(ns))
+
+
+def _strides(placed: Placed) -> tuple[int, int]:
+    """Elements from one cached position, and from one head, to the next."""
+    if placed.placement is None:
+        _, heads, size = placed.operand.ref.shape
+        return heads * size, size
+    position, head, element = placed.placement.strides
+    return position // element, head // element
+
+
+def _granule_property(driver: Any, ordinal: int) -> tuple[Any, Any]:
+    """What granules are made as, and who may use them: this card, reading and writing."""
+    made, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+    made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    made.location.id = ordinal
+    access.location = made.location
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return made, access

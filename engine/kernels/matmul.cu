@@ -1,0 +1,80 @@
+// Rows of x (the grid's second dimension) times a weight, each in one fixed order of sums.
+#if defined KERNEL_matmul_nbits
+// A warp an output; lane L sums blocks L, L + 32, ... of codes; four bytes a load.
+__device__ float zero_point(i64 n, int b, int blocks, SIGNATURE) {
+#if !defined HAS_zero_points
+  return (float)(1 << (P_bits - 1));
+#elif defined POINTS_PACKED
+  const i64 row = (blocks * P_bits + 7) / 8;
+  return (float)code(zero_points + n * row, b, P_bits);
+#else
+  return (float)zero_points[n * blocks + b];
+#endif
+}
+BODY {
+  const int lane = threadIdx.x % 32, blocks = (P_K + P_block - 1) / P_block;
+  const i64 n = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (n >= P_N) return;
+  const x_t* row = x + (i64)blockIdx.y * P_K;
+  float sum = 0;
+  for (int b = lane; b < blocks; b += 32) {
+    const i64 at = n * blocks + b;
+    const u32* words = (const u32*)(codes + at * (P_block * P_bits / 8));
+    const float zero = zero_point(n, b, blocks, PASSED);
+    const int k0 = b * P_block;
+    float part = 0;
+    for (int w = 0; w < P_block * P_bits / 32; ++w) {
+      const u32 word = words[w];
+#pragma unroll
+      for (int j = 0; j < 32 / P_bits; ++j) {
+        const int k = k0 + w * (32 / P_bits) + j;
+        if (P_K % P_block == 0 || k < P_K)
+          part += ((float)(word >> (j * P_bits) & ((1u << P_bits) - 1)) - zero) * (float)row[k];
+      }
+    }
+    sum += part * (float)scales[at];
+  }
+  sum = warp_sum(sum);
+#ifdef HAS_bias
+  sum += (float)bias[n];
+#endif
+  if (lane == 0) y[(i64)blockIdx.y * P_N + n] = sum;
+}
+#else
+// 32 outputs a block; eight warps take rows of the weight in turns, and their sums are added in order.
+#if defined KERNEL_matmul_qdq
+__device__ int at_code(const codes_t* codes, i64 i) {
+#if defined P_type_int4
+  return (code((const unsigned char*)codes, i, 4) ^ 8) - 8;
+#elif defined P_type_uint4
+  return code((const unsigned char*)codes, i, 4);
+#else
+  return codes[i];
+#endif
+}
+__device__ float weight_at(i64 k, i64 n, SIGNATURE) {
+  const i64 block = k / P_block * P_N + n;
+  float v = (float)at_code(codes, k * P_N + n);
+#ifdef HAS_zero_points
+  v -= (float)at_code(zero_points, block);
+#endif
+  return v * (float)scales[block];
+}
+#else
+__device__ float weight_at(i64 k, i64 n, SIGNATURE) { return (float)weight[k * P_N + n]; }
+#endif
+BODY {
+  __shared__ float parts[8][32];
+  const int lane = threadIdx.x % 32, slice = threadIdx.x / 32;
+  const i64 n = (i64)blockIdx.x * 32 + lane;
+  const x_t* row = x + (i64)blockIdx.y * P_K;
+  float sum = 0;
+  if (n < P_N) for (int k = slice; k < P_K; k += 8) sum += (float)row[k] * weight_at(k, n, PASSED);
+  parts[slice][lane] = sum;
+  __syncthreads();
+  if (slice || n >= P_N) return;
+  float total = 0;
+  for (int s = 0; s < 8; ++s) total += parts[s][lane];
+  y[(i64)blockIdx.y * P_N + n] = total;
+}
+#endif

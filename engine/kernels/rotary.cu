@@ -1,0 +1,26 @@
+// Rotary embedding alone: thread i makes element i of y; tables b (cosines) and c (sines).
+BODY {
+  const i64 i = element();
+  if (i >= count) return;
+#ifdef P_layout_tokens
+  const i64 e = i % P_size, heads = i / P_size % n_heads, token = i / P_size / n_heads % tokens, batch = i / P_size / n_heads / tokens;
+#else
+  const i64 e = i % P_size, token = i / P_size % tokens, batch = i / P_size / tokens / n_heads;
+#endif
+  float made = (float)a[i];
+  if (e < 2 * P_half) {
+    const int j = (int)(P_interleaved ? e / 2 : e % P_half);
+    const i64 lo = i - e + (P_interleaved ? 2 * j : j), hi = P_interleaved ? lo + 1 : lo + P_half;
+#if P_gathered
+    const i64 row = b_batch ? batch * tokens + token : token;
+#elif defined HAS_length
+    const i64 row = *length + token;
+#else
+    const i64 row = ONE_POSITION ? d[0] + token : d[batch * tokens + token];
+#endif
+    const float cosine = (float)b[row * table_width + j], sine = (float)c[row * table_width + j];
+    const float first = (float)a[lo], second = (float)a[hi];
+    made = i == lo ? first * cosine - second * sine : first * sine + second * cosine;
+  }
+  y[i] = made * P_scale;
+}
