@@ -40,6 +40,18 @@ BODY {
 #endif
   if (lane == 0) y[(i64)blockIdx.y * P_N + n] = sum;
 }
+#elif P_transposed
+// The weight lies as [N, K]: a warp an output.
+BODY {
+  const int lane = threadIdx.x % 32;
+  const i64 n = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (n >= P_N) return;
+  const x_t* row = x + (i64)blockIdx.y * P_K;
+  float sum = 0;
+  for (int k = lane; k < P_K; k += 32) sum += (float)row[k] * (float)weight[n * P_K + k];
+  sum = warp_sum(sum);
+  if (lane == 0) y[(i64)blockIdx.y * P_N + n] = sum;
+}
 #else
 // 32 outputs a block; eight warps take rows of the weight in turns, and their sums are added in order.
 #if defined KERNEL_matmul_qdq

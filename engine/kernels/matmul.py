@@ -131,19 +131,18 @@ def _rows(x: Array) -> Array:
 
 
 _OUTPUTS = 32  # a block makes of a dense product
+_LINES = 8  # warps of a block, each with an output of its own
 
 
 def _dense(refs: Refs, p: Params) -> Geometry:
-    return Geometry((blocks(p["N"], _OUTPUTS), math.prod(refs["x"].shape[:-1])))
+    each = _LINES if p.get("transposed") else _OUTPUTS
+    return Geometry((blocks(p["N"], each), math.prod(refs["x"].shape[:-1])))
 
 
 def _nbits(refs: Refs, p: Params) -> Geometry:
     packed = "zero_points" in refs and refs["zero_points"].dtype == "uint8"
     defines = {"POINTS_PACKED": 1} if packed else {}
     return Geometry((blocks(p["N"], _LINES), math.prod(refs["x"].shape[:-1])), defines=defines)
-
-
-_LINES = 8  # warps of a block, each with an output of its own
 
 
 def _contract(refs: Refs, p: Params) -> Geometry:

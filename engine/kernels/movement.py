@@ -92,24 +92,11 @@ def _from_start(index: Array, extent: int) -> Array:
     return made
 
 
-<<<<<<< HEAD
 def run_positions(a: Arrays, _: Params) -> None:
     """y = positions of the tokens that go in, along its last axis, counted from the cached length."""
     a["y"][...] = np.arange(a["y"].shape[-1]) + int(a["length"][0])
 
 
-for _name, _run in (
-    ("copy", run_copy),
-    ("positions", run_positions),
-    ("transpose", run_transpose),
-    ("concat", run_concat),
-    ("slice", run_slice),
-    ("split", run_split),
-    ("gather", run_gather),
-    ("gather_elements", run_gather_elements),
-    ("scatter_elements", run_scatter_elements),
-    ("trilu", run_trilu),
-=======
 def _strided(steps: Callable[[Shape, Params], tuple[int, Shape]]) -> CudaForm:
     """A move that is a start and steps in a for every index of y."""
 
@@ -170,6 +157,13 @@ def _elements(refs: Refs, p: Params) -> Geometry:
     return Geometry((blocks(count), 1), scalars, {"RANK": len(shape)})
 
 
+def _counted(refs: Refs, _: Params) -> Geometry:
+    shape = refs["y"].shape
+    count = math.prod(shape)
+    scalars = {"count": count, "extent": shape[-1]}
+    return Geometry((blocks(count), 1), scalars, {"EXPRESSION": "*length + i % extent"})
+
+
 def _triangle(refs: Refs, _: Params) -> Geometry:
     shape = refs["y"].shape
     count = math.prod(shape)
@@ -178,6 +172,7 @@ def _triangle(refs: Refs, _: Params) -> Geometry:
 
 for _name, _run, _cuda in (
     ("copy", run_copy, elementwise("A")),
+    ("positions", run_positions, CudaForm("elementwise", _counted)),
     ("transpose", run_transpose, _strided(_transposed)),
     ("concat", run_concat, CudaForm("movement", _parts("y"))),
     ("slice", run_slice, _strided(_sliced)),
@@ -186,6 +181,5 @@ for _name, _run, _cuda in (
     ("gather_elements", run_gather_elements, CudaForm("movement", _elements, faults=True)),
     ("scatter_elements", run_scatter_elements, CudaForm("movement", _elements, faults=True)),
     ("trilu", run_trilu, CudaForm("movement", _triangle)),
->>>>>>> e878b21 (Run plans on a CUDA card: driver calls, capture, kernels compiled from one text a variant)
 ):
     define(KernelDef(_name, _run, cuda=_cuda))

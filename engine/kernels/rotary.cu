@@ -14,7 +14,12 @@ BODY {
 #if P_gathered
     const i64 row = b_batch ? batch * tokens + token : token;
 #elif defined HAS_length
-    const i64 row = *length + token;
+#ifdef SHIFT_THRESHOLD
+    const i64 shift = *length + tokens + *ahead > SHIFT_THRESHOLD ? SHIFT_ABOVE : SHIFT_BELOW;
+#else
+    const i64 shift = 0;
+#endif
+    const i64 row = *length + token + shift;
 #else
     const i64 row = ONE_POSITION ? d[0] + token : d[batch * tokens + token];
 #endif

@@ -51,7 +51,10 @@ def _each(refs: Refs, p: Params) -> Geometry:
     scalars = {"count": count, "n_heads": heads, "tokens": tokens, "table_width": table[-1]}
     scalars["b_batch"] = int(len(table) == 3 and table[0] > 1)
     one = "d" in refs and len(refs["d"].shape) != 2
-    return Geometry((blocks(count), 1), scalars, {"ONE_POSITION": int(one)})
+    defines = {"ONE_POSITION": int(one)}
+    if "shift" in p:
+        defines |= dict(zip(("SHIFT_THRESHOLD", "SHIFT_ABOVE", "SHIFT_BELOW"), p["shift"], strict=True))
+    return Geometry((blocks(count), 1), scalars, defines)
 
 
 define(KernelDef("rotary", run_rotary, cuda=CudaForm("rotary", _each)))

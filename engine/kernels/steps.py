@@ -14,10 +14,9 @@ def rows_first(shape: Shape) -> Shape:
 
 def broadcast(shape: Shape, to: Shape) -> Shape:
     """Steps over the indices of `to`, 0 where `shape` repeats."""
-    own = (0,) * (len(to) - len(shape)) + tuple(
+    return (0,) * (len(to) - len(shape)) + tuple(
         0 if extent == 1 else step for extent, step in zip(shape, rows_first(shape), strict=True)
     )
-    return own
 
 
 def merged(shape: Shape, *steps: Shape) -> tuple[Shape, ...]:
@@ -31,7 +30,7 @@ def merged(shape: Shape, *steps: Shape) -> tuple[Shape, ...]:
         else:
             kept.append([extent, *of])
     if not kept:
-        kept = [[1] * 1 + [0] * len(steps)]
+        kept = [[1, *(0 for _ in steps)]]
     return tuple(zip(*kept, strict=True))
 
 
