@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.device.cuda_compile import CubinCache, cache_folder
 from engine.device.cuda_driver import bindings, call
-from engine.errors import BadRequest
+from engine.errors import BadRequest, DeviceFailure
 from engine.kernels.cuda import Variant
 
 _PLAIN_SHARED_BYTES = 48 << 10
@@ -82,15 +82,9 @@ def _card(ordinal: int) -> Card:
 @cache
 def _start() -> None:
     driver, _ = bindings()
-    code = driver.cuInit
-    name = driver.CUresult(int(_raw(code))).name
-    if name != "CUDA_SUCCESS":
-        raise BadRequest(f"device cuda: the driver does not start: {name}", "use --device sim, or a GPU host")
-
-
-def _raw(function: Any) -> int:
     try:
-        return int(function(0)[0])
-    except RuntimeError as error:
-        first = (str(error).splitlines() or ["no reason given"])[0]
-        raise BadRequest(f"device cuda: no NVIDIA driver: {first}", "use --device sim, or a GPU host") from error
+        call(driver.cuInit, 0)
+    except DeviceFailure as error:
+        raise BadRequest(
+            f"device cuda: the driver does not start: {error}", "use --device sim, or a GPU host"
+        ) from error

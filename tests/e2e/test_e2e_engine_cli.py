@@ -98,7 +98,7 @@ CASES: dict[str, tuple[int, Change]] = {
     "wrong protocol": (10, asked(protocol=9, says="9")),
     "prompt outside the vocabulary": (10, asked(prompt_ids=[512], says="512")),
     "too many tokens": (10, asked(tokens=1000, says="1004")),
-    "cuda": (10, asked(device="cuda", says="not built")),
+    "cuda": (10, asked(device="cuda", says="device cuda")),
     "no such model": (11, asked(model="/nowhere/at/all", says="/nowhere/at/all")),
     "missing data": (11, missing_data),
     "truncated data": (11, truncated_data),
@@ -163,7 +163,7 @@ def test_a_request_file_that_is_no_request(tmp_path: Path, text: str) -> None:
         (["run", "--model", "MODEL", "--prompt-ids", "1", "--capture", "maybe"], "maybe"),
         (["run", "--model", "MODEL", "--prompt-ids", "1", "--granule", "5000"], "5000"),
         (["run", "--model", "MODEL", "--prompt-ids", "1", "--device", "tpu"], "'tpu'"),
-        (["run", "--model", "MODEL", "--prompt-ids", "1", "--device", "cuda"], "not built"),
+        (["run", "--model", "MODEL", "--prompt-ids", "1", "--device", "cuda"], "device cuda"),
     ],
 )
 def test_words_that_make_no_request_are_one_line_on_stderr(

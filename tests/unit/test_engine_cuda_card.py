@@ -1,0 +1,263 @@
+"""The real card: the plan, counters and ids of the simulator; and whatever way it runs, the same bits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import platformdirs
+import pytest
+
+from engine.config import POLICIES
+from engine.counters import COUNTERS
+from engine.device.base import Device, Granule, Launch, Placed
+from engine.errors import BadRequest, DeviceFailure, OutOfMemory
+from engine.graph import Graph
+from engine.kv_layout import LAYOUTS
+from engine.onnx_load import load
+from engine.plan import Operand, Ref, Step
+from tests.unit.engine_rig import FRANCE_GREEDY, FRANCE_IDS, TINY_PROMPT, Bench, Outcome, build_tiny, run, smollm2
+
+pytestmark = pytest.mark.gpu
+
+W = 111_617_280
+STEPS = 8
+CONFIGS: list[dict[str, Any]] = [
+    {},
+    {"capture": False},
+    {"kv_layout": "head-major"},
+    *(
+        {"weight_budget": "50%", "policy": policy, "capture": capture}
+        for policy in POLICIES
+        for capture in (True, False)
+    ),
+]
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct, as it stands in the cache or newly built."""
+    cache = Path(os.environ.get("ASSAY_CACHE_DIR") or platformdirs.user_cache_path("assay"))
+    built = cache / "models" / "smollm2-135m"
+    return built if (built / "model.onnx").is_file() else smollm2(tmp_path_factory.mktemp("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def graph(model: Path) -> Graph:
+    """The same, loaded once."""
+    return load(model)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The seeded model of two layers."""
+    return build_tiny(tmp_path_factory.mktemp("card"))
+
+
+def new_device() -> Any:
+    """The first visible card."""
+    from engine.device.cuda import CudaDevice
+
+    return CudaDevice()
+
+
+@pytest.fixture
+def device() -> Any:
+    """A device of this test's own."""
+    return new_device()
+
+
+def capital(model: Path, device: str, **changes: Any) -> Outcome:
+    """A run of "The capital of France is"."""
+    return run(model, **{"prompt_ids": list(FRANCE_IDS), "ignore_eos": True, "device": device, **changes})
+
+
+def of_plan(outcome: Outcome) -> dict[str, Any]:
+    """The counters that must not depend on the device."""
+    return {n: v for n, v in outcome.counters.items() if COUNTERS[n].scope == "plan"}
+
+
+# -- whole runs
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: "-".join(map(str, c.values())) or "resident")
+def test_32_ids_and_the_simulators_counters(model: Path, config: dict[str, Any]) -> None:
+    card = capital(model, "cuda", tokens=32, config=config)
+    assert card.streams[0][0] == list(FRANCE_GREEDY)
+    assert card.broken_equations() == []
+    simulated = capital(model, "sim", tokens=32, config={**config, "granule": 2 << 20})
+    assert of_plan(card) == of_plan(simulated)
+    for name in ("kernel_runs", "eager_launches", "graph_nodes", "step_kernels", "device_htod_bytes", "vmm_calls"):
+        assert card.counters[name] == simulated.counters[name], name
+    assert card.counters["alloc_calls_steady"] == 0
+    assert np.allclose(card.streams[0][1], simulated.streams[0][1], atol=2e-3)
+
+
+def test_tiny_gives_the_simulators_ids_and_ends_with_nothing_mapped(tiny: Path) -> None:
+    card, simulated = (run(tiny, device=d, tokens=48, generations=2) for d in ("cuda", "sim"))
+    assert [ids for ids, _ in card.streams] == [ids for ids, _ in simulated.streams]
+    assert card.streams[0] == card.streams[1]
+    assert (card.facts["mapped_after_close_bytes"], card.facts["owned_after_close_bytes"]) == (0, 0)
+    assert card.lines.of("hello")[0]["device"]["kind"] == "cuda"
+
+
+# -- the same bits
+
+
+def trace(bench: Bench, steps: int = STEPS) -> list[tuple[Any, bytes]]:
+    """What comes after the prompt, with all logits, step by step."""
+    first = bench.prefill(FRANCE_IDS)
+    return [(first, b""), *((bench.step(), bench.logits().tobytes()) for _ in range(steps))]
+
+
+def test_residency_capture_and_layout_change_no_bit(graph: Graph) -> None:
+    def bench(**how: Any) -> Bench:
+        return Bench(graph, device=new_device(), rows=(len(FRANCE_IDS),), **how)
+
+    expected = trace(bench(capture=False))
+    assert len({bits for _, bits in expected}) == STEPS + 1
+    ways: list[dict[str, Any]] = [{}, {"layout": "head-major"}, *({"budget": W // 2, "policy": p} for p in POLICIES)]
+    for how in ways:
+        made = bench(**how)
+        assert trace(made) == expected, how
+        made.close()
+
+
+def test_chunks_of_a_prompt_change_no_bit(graph: Graph) -> None:
+    expected = trace(Bench(graph, device=new_device(), rows=(5,)))
+    made = Bench(graph, device=new_device(), rows=(2, 1))
+    made.decoder.reset()
+    made.decoder.prefill([FRANCE_IDS], 2)
+    assert [made.step() for _ in range(STEPS)] == [emitted for emitted, _ in expected[1:]]
+    assert made.logits().tobytes() == expected[-1][1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_batch_gives_each_sequence_its_own_bits(graph: Graph, layout: str) -> None:
+    prompts = [FRANCE_IDS, (504,), tuple(range(100, 137))]
+    rows = sorted({len(p) for p in prompts})
+    together = Bench(graph, device=new_device(), rows=rows, layout=layout, sequences=3)
+    together.decoder.reset()
+    found = [together.decoder.prefill(prompts, 512), *(together.decoder.step() for _ in range(STEPS))]
+    logits = [together.decoder.logits(1, s).tobytes() for s in range(3)]
+    for s, prompt in enumerate(prompts):
+        alone = Bench(graph, device=new_device(), rows=rows, layout=layout)
+        assert [alone.prefill(prompt), *(alone.step() for _ in range(STEPS))] == [step[s] for step in found]
+        assert alone.logits().tobytes() == logits[s]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cache_that_grows_changes_no_bit(graph: Graph, layout: str) -> None:
+    small = Bench(graph, device=new_device(), rows=(5,), layout=layout, least=8, positions=64)
+    large = Bench(graph, device=new_device(), rows=(5,), layout=layout, least=64, positions=64)
+    assert trace(small, 24) == trace(large, 24)
+    counted = small.tally.read()
+    assert counted["kv_growths"] == 2
+    assert counted.get("invalidations", 0) == (2 if layout == "head-major" else 0)
+
+
+# -- graphs
+
+
+def test_the_graph_holds_the_plans_kernels_in_one_chain(tiny: Path, device: Any) -> None:
+    bench = Bench(tiny, device=device, rows=(len(TINY_PROMPT),))
+    bench.prefill(TINY_PROMPT)
+    bench.step()
+    bench.step()
+    [recorded] = bench.decoder._recorded or []
+    census = recorded.census  # type: ignore[union-attr]
+    steps = bench.plan.steps
+    assert census.types == {"kernel": len(steps)} and census.edges == len(steps) - 1
+    assert sum(census.kernels.values()) == len(steps)
+    assert set(census.kernels) == {f"assay_{s.kernel}" for s in steps}
+
+
+def test_a_fresh_granule_under_a_key_is_what_an_old_graph_reads(tiny: Path, device: Any) -> None:
+    bench = Bench(tiny, device=device, rows=(len(TINY_PROMPT),))
+    bench.prefill(TINY_PROMPT)
+    ids = [bench.step().token for _ in range(3)]
+    first = bench.pager._base
+    old = device.unmap(first)
+    fresh = device.create()
+    device.map(first, fresh)
+    device.fill(first, device.granule_bytes, 0)
+    for key in bench.plan.keys:
+        if bench.key_address(key.name) < first + device.granule_bytes:
+            device.copy_in(bench.key_address(key.name), key.weight.data)
+    device.destroy(old)
+    again = Bench(tiny, device=new_device(), rows=(len(TINY_PROMPT),))
+    again.prefill(TINY_PROMPT)
+    expected = [again.step().token for _ in range(8)]
+    assert ids + [bench.step().token for _ in range(5)] == expected
+
+
+# -- rules and faults
+
+
+def gather(device: Device, index: int) -> bytes:
+    """One element of four by index, on the card."""
+    refs = {"a": ("float32", (4,)), "b": ("int64", (1,)), "y": ("float32", (1,))}
+    operands = tuple(
+        Operand(n, Ref("buffer", 0, dtype, shape, n), "w" if n == "y" else "r") for n, (dtype, shape) in refs.items()
+    )
+    step = Step(0, "/pick", "ai.onnx::Gather", "gather", operands, {"axis": 0})
+    device.prepare([step])
+    places = [device.alloc(64, o.name) for o in operands]
+    device.copy_in(places[0], np.arange(4, dtype=np.float32) + 10)
+    device.copy_in(places[1], np.array([index]))
+    device.fill(places[2], 4, 0xFF)
+    device.launch(Launch(step, tuple(Placed(o, at, 64) for o, at in zip(operands, places, strict=True))))
+    return device.copy_out(places[2], 4)
+
+
+@pytest.mark.parametrize("index", [4, -5, 1 << 40])
+def test_an_index_beyond_the_elements_names_its_step_and_the_next_launch_is_well(device: Any, index: int) -> None:
+    with pytest.raises(DeviceFailure, match=r"/pick \(ai.onnx::Gather\): an index is out of bounds"):
+        gather(device, index)
+    assert np.frombuffer(gather(device, -1), np.float32) == 13
+
+
+def test_granules_are_mapped_once_and_given_back_unmapped(device: Any) -> None:
+    base, granule = device.reserve(2 * device.granule_bytes), device.create()
+    device.map(base, granule)
+    assert device.mapped_bytes == device.granule_bytes
+    with pytest.raises(DeviceFailure, match="in use"):
+        device.map(base + device.granule_bytes, granule)
+    with pytest.raises(DeviceFailure, match="while mapped"):
+        device.destroy(granule)
+    with pytest.raises(DeviceFailure, match="still has mapped"):
+        device.unreserve(base)
+    device.fill(base, device.granule_bytes, 7)
+    assert device.copy_out(base, 3) == bytes([7, 7, 7])
+    assert device.unmap(base) is granule
+    with pytest.raises(DeviceFailure, match="nothing is mapped"):
+        device.unmap(base)
+    device.destroy(granule)
+    with pytest.raises(DeviceFailure, match="none of this device's"):
+        device.destroy(Granule(99))
+    device.unreserve(base)
+    assert device.tally.read()["vmm_calls"] == 5, "create, map, set access, unmap, release"
+
+
+def test_more_memory_than_the_card_has_is_out_of_memory(device: Any) -> None:
+    with pytest.raises(OutOfMemory, match="cuMemAlloc"):
+        device.alloc(1 << 44, "too much")
+    assert device.copy_out(device.alloc(4, "little"), 4) is not None
+
+
+def test_a_granule_that_is_no_multiple_is_refused() -> None:
+    from engine.device.cuda import CudaDevice
+
+    with pytest.raises(BadRequest, match="no multiple"):
+        CudaDevice(granule_bytes=4096)
+    with pytest.raises(BadRequest, match="not visible"):
+        CudaDevice(uuid="GPU-00000000-0000-0000-0000-000000000000")
+
+
+def test_weights_are_copied_from_registered_files_and_counted(graph: Graph, device: Any) -> None:
+    bench = Bench(graph, device=device)
+    counted = device.tally.read()
+    assert counted["device_htod_bytes"] == bench.plan.weight_bytes == W
+    assert device._host.registered_bytes > W, "the file is registered in place, not copied"

@@ -1,0 +1,160 @@
+"""CUDA forms without a card: every kernel has one, its text follows from the step, and it compiles where NVRTC is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine import conformance, kernels
+from engine.bind import lower
+from engine.device.base import Launch
+from engine.device.cuda import CudaDevice
+from engine.device.sim import SimDevice
+from engine.errors import UnsupportedModel
+from engine.kernels.cuda import Variant, prepare, source, sources
+from engine.kernels.steps import broadcast, merged, rows_first
+from engine.onnx_load import load
+from engine.plan import Step
+from tests.unit.engine_rig import build_tiny
+
+ARCHITECTURES = ("sm_80", "sm_90")
+
+
+def variant(step: Step, sequences: int = 1) -> Variant:
+    """The text of a step's kernel."""
+    form = kernels.get(step.kernel).cuda
+    assert form is not None
+    caches = {o.name: (0, 0) for o in step.operands if o.ref.kind in ("kv_key", "kv_value")}
+    return prepare(form, step, caches, sequences).variant
+
+
+def variants(steps: Iterable[Step], sequences: int = 1) -> set[Variant]:
+    """The different texts of these steps."""
+    return {variant(step, sequences) for step in steps}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The seeded model of two layers."""
+    return build_tiny(tmp_path_factory.mktemp("cuda-forms"))
+
+
+def test_every_kernel_has_a_form_and_every_source_a_kernel() -> None:
+    kernels.get("add")
+    missing = [name for name, kernel in kernels._KERNELS.items() if kernel.cuda is None]
+    assert missing == []
+    used = {k.cuda.source for k in kernels._KERNELS.values() if k.cuda is not None}
+    assert used == set(sources())
+
+
+def test_prompts_of_any_length_share_their_variants(tiny: Path) -> None:
+    graph = load(tiny)
+    texts = [variants(lower(graph, rows).steps) for rows in (2, 5, 64)]
+    assert texts[0] == texts[1] == texts[2]
+    one = variants(lower(graph, 1).steps)
+    assert len(one) <= 12 and {v.function for v in one} == {v.function for v in texts[0]}
+
+
+def test_a_text_names_each_operand_once_and_a_batch_moves_each(tiny: Path) -> None:
+    step = next(s for s in lower(load(tiny), 1).steps if s.kernel == "gqa")
+    alone, batch = variant(step).text, variant(step, 3).text
+    for operand in step.operands:
+        assert alone.count(f"typedef float {operand.name}_t;") == (operand.ref.dtype == "float32")
+        assert alone.count(f"#define HAS_{operand.name} 1") == 1
+        assert f"{operand.name} = (" in batch and f"{operand.name} = (" not in alone
+    assert "Numbers<3> sequences" in batch
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_merged_steps_reach_what_numpy_broadcasts(data: st.DataObject) -> None:
+    to = tuple(data.draw(st.lists(st.integers(1, 4), max_size=4), label="to"))
+    shapes = []
+    for _ in range(2):
+        kept = data.draw(st.integers(0, len(to)))
+        shapes.append(tuple(data.draw(st.sampled_from([1, d])) for d in to[len(to) - kept :]))
+    shape, *steps = merged(to, *(broadcast(s, to) for s in shapes))
+    assert all(extent > 1 for extent in shape) or shape == (1,)
+    for own, of in zip(shapes, steps, strict=True):
+        array = np.arange(int(np.prod(own, dtype=np.int64)))
+        reached = [int(sum(i * s for i, s in zip(index, of, strict=True))) for index in np.ndindex(*shape)]
+        assert reached == np.broadcast_to(array.reshape(own), to).reshape(-1).tolist()
+
+
+def test_steps_of_a_transpose_do_not_merge() -> None:
+    shape, steps = merged((3, 2), rows_first((2, 3))[::-1])
+    assert (shape, steps) == ((3, 2), (1, 3))
+
+
+def test_steps_without_a_form_are_refused_all_at_once_by_node_and_op(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gqa", "argmax"):
+        monkeypatch.setitem(kernels._KERNELS, name, replace(kernels.get(name), cuda=None))
+    monkeypatch.setattr(kernels, "get", kernels._KERNELS.__getitem__)
+    nothing = SimpleNamespace(_card=SimpleNamespace(load=lambda *_: pytest.fail("loaded before all was checked")))
+    with pytest.raises(UnsupportedModel) as caught:
+        CudaDevice.prepare(cast("CudaDevice", nothing), lower(load(tiny), 1).steps)
+    assert caught.value.exit_code == 12
+    assert caught.value.reasons == (
+        "/model/layers.0/attn/GroupQueryAttention (com.microsoft::GroupQueryAttention): kernel gqa: no CUDA form",
+        "/model/layers.1/attn/GroupQueryAttention (com.microsoft::GroupQueryAttention): kernel gqa: no CUDA form",
+        "argmax (assay::ArgMax): kernel argmax: no CUDA form",
+    )
+
+
+def nvrtc() -> Any:
+    """The compiler's bindings; skips the test where they, or the library, are not installed."""
+    bindings = pytest.importorskip("cuda.bindings.nvrtc", reason="skipped: no NVRTC")
+    try:
+        bindings.nvrtcVersion()
+    except RuntimeError:
+        pytest.skip("skipped: no NVRTC")
+    return bindings
+
+
+def conformance_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
+    """Every step that the standard's cases become."""
+    seen: list[Step] = []
+    launch = SimDevice.launch
+
+    def kept(self: SimDevice, bound: Launch) -> None:
+        seen.append(bound.step)
+        launch(self, bound)
+
+    monkeypatch.setattr(SimDevice, "launch", kept)
+    conformance.run_all()
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_everything_compiles(tiny: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
+    """All variants of the standard's cases and of the models at hand: no errors, and none of the texts is empty."""
+    nvrtc()
+    from engine.device.cuda_compile import compile_variant
+
+    steps = conformance_steps(monkeypatch)
+    samples = checkout.parent / "shared" / "models"
+    for folder in [tiny, *(p for p in sorted(samples.glob("*")) if (p / "model.onnx").is_file())]:
+        graph = load(folder)
+        for rows in (1, 5):
+            steps += lower(graph, rows).steps
+    texts = variants(steps) | variants(lower(load(tiny), 1).steps, sequences=3)
+    assert {s.kernel for s in steps} >= {"gqa", "matmul_nbits", "add", "reducesum"}
+    for text in texts:
+        assert len(compile_variant(text, architecture)) > 1000, text.function
+
+
+def test_support_holds_no_kernel_and_bodies_include_nothing() -> None:
+    for stem in ("support", *sources()):
+        assert "#include" not in source(stem)
+        assert ("BODY {" in source(stem)) == (stem != "support")
