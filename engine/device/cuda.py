@@ -30,7 +30,7 @@ from engine.plan import Step
 _CACHES = ("kv_key", "kv_value")
 _NON_BLOCKING = 1  # the stream is not ordered with the legacy one
 _STAGING_BYTES = 64 << 10
-_FAULT_BYTES = 4
+_FAULT_BYTES = 24  # step, index, elements
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,10 +312,10 @@ class CudaDevice:
         self.tally.add("host_syncs")
         self._busy = False
         self._in_flight.clear()
-        fault = int(self._fault.view(np.int32)[0])
-        if fault:
+        step, index, extent = self._fault.view(np.int64).tolist()
+        if step:
             self._fault[:] = 0
-            raise DeviceFailure(f"{self._faulty[fault - 1]}: an index is out of bounds")
+            raise DeviceFailure(f"{self._faulty[step - 1]}: index {index} is out of bounds for {extent} elements")
 
     def _handle(self, granule: Granule) -> Any:
         if granule not in self._handles:

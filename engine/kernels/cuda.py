@@ -170,7 +170,7 @@ def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], fau
         arguments.append(f"const {kind} {name}")
     passed = ("fault", "step") if faults else ()
     if faults:
-        arguments += ["volatile int* fault", "const int step"]
+        arguments += ["i64* fault", "const int step"]
     for access, name in (("r", "READ"), ("w", "WRITTEN")):
         named = [o.name for o in operands if o.access == access]
         lines.append(f"#define {name} {', '.join(named)}")

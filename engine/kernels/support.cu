@@ -82,6 +82,13 @@ __device__ float block_max(float v) {
   return v;
 }
 
+// An index beyond the elements: which step, which index, how many elements. The first to come is kept.
+__device__ void report(i64* fault, int step, i64 index, i64 extent) {
+  if (atomicCAS((unsigned long long*)fault, 0ull, (unsigned long long)step)) return;
+  fault[1] = index;
+  fault[2] = extent;
+}
+
 __device__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 __device__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 __device__ float softplus(float x) { return fmaxf(x, 0.0f) + log1pf(expf(-fabsf(x))); }

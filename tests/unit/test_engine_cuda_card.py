@@ -90,7 +90,7 @@ def test_32_ids_and_the_simulators_counters(model: Path, config: dict[str, Any])
     simulated = capital(model, "sim", tokens=32, config={**config, "granule": 2 << 20})
     assert of_plan(card) == of_plan(simulated)
     for name in ("kernel_runs", "eager_launches", "graph_nodes", "step_kernels", "device_htod_bytes", "vmm_calls"):
-        assert card.counters[name] == simulated.counters[name], name
+        assert card.counters.get(name) == simulated.counters.get(name), name
     assert card.counters["alloc_calls_steady"] == 0
     assert np.allclose(card.streams[0][1], simulated.streams[0][1], atol=2e-3)
 
@@ -212,9 +212,12 @@ def gather(device: Device, index: int) -> bytes:
     return device.copy_out(places[2], 4)
 
 
-@pytest.mark.parametrize("index", [4, -5, 1 << 40])
-def test_an_index_beyond_the_elements_names_its_step_and_the_next_launch_is_well(device: Any, index: int) -> None:
-    with pytest.raises(DeviceFailure, match=r"/pick \(ai.onnx::Gather\): an index is out of bounds"):
+@pytest.mark.parametrize(("index", "found"), [(4, 4), (-5, -1), (1 << 40, 1 << 40)])
+def test_an_index_beyond_the_elements_names_its_step_and_the_next_launch_is_well(
+    device: Any, index: int, found: int
+) -> None:
+    says = rf"/pick \(ai.onnx::Gather\): index {found} is out of bounds for 4 elements"
+    with pytest.raises(DeviceFailure, match=says):
         gather(device, index)
     assert np.frombuffer(gather(device, -1), np.float32) == 13
 
