@@ -77,7 +77,12 @@ BODY {
 #else
     for (int e = 0; e < EXPERTS; ++e) sum += expf((float)logits[e] - top);
 #endif
-    for (int n = 0; n < P_k; ++n) share[n] /= sum;
+    for (int n = 0; n < P_k; ++n) {
+      share[n] /= sum;
+#ifdef HAS_routed
+      routed[token * P_k + n] = chosen[n];
+#endif
+    }
   }
   __syncthreads();
   for (int n = 0; n < P_k; ++n) {

@@ -14,8 +14,8 @@ BODY {
 #if P_gathered
     const i64 row = b_batch ? batch * tokens + token : token;
 #elif defined HAS_length
-#ifdef SHIFT_THRESHOLD
-    const i64 shift = *length + tokens + *ahead > SHIFT_THRESHOLD ? SHIFT_ABOVE : SHIFT_BELOW;
+#ifdef SHIFT_ABOVE
+    const i64 shift = *length + tokens + *ahead > P_long_above ? SHIFT_ABOVE : SHIFT_BELOW;
 #else
     const i64 shift = 0;
 #endif

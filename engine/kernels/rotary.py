@@ -53,7 +53,7 @@ def _each(refs: Refs, p: Params) -> Geometry:
     one = "d" in refs and len(refs["d"].shape) != 2
     defines = {"ONE_POSITION": int(one)}
     if "shift" in p:
-        defines |= dict(zip(("SHIFT_THRESHOLD", "SHIFT_ABOVE", "SHIFT_BELOW"), p["shift"], strict=True))
+        defines |= dict(zip(("SHIFT_ABOVE", "SHIFT_BELOW"), p["shift"], strict=True))
     return Geometry((blocks(count), 1), scalars, defines)
 
 
