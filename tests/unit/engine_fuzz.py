@@ -260,9 +260,10 @@ class Watch:
             self._seen.append(f"{event} {arguments[:2]!r:.200}")
         elif event == "open" and not isinstance(arguments[0], int):
             path, mode = os.path.realpath(os.fsdecode(arguments[0])), arguments[1] or ""
+            writes = arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
             inside = path.startswith(self._folder + os.sep)
             module = path.endswith((".py", ".pyc")) and path.startswith(self._modules)
-            if not (inside or module or path == _OWN_STATUS) or any(c in mode for c in "wax+"):
+            if not (inside or module or path == _OWN_STATUS) or writes:
                 self._seen.append(f"open {path} {mode}")
 
 

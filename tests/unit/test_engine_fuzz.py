@@ -46,6 +46,7 @@ def watched(first: int, last: int, folders: list[Path], scratch: Path) -> Iterat
     """Outcomes of cases. A process that ends or hangs costs its case, and another one goes on behind it."""
     seed, case = first, {"seed": first, "what": "?"}
     while seed < last:
+        before = seed
         command = [sys.executable, "-P", "-m", "tests.unit.engine_fuzz", str(seed), str(last), *map(str, folders)]
         with (scratch / "stderr").open("w+b") as err:
             setting = {**environment(), "TMPDIR": str(scratch)}
@@ -59,6 +60,8 @@ def watched(first: int, last: int, folders: list[Path], scratch: Path) -> Iterat
             if child.returncode:
                 said = err.read().decode(errors="replace")[-2000:]
                 yield {**case, "code": None, "fault": f"ended with {child.returncode}, -9 after {SECONDS} s: {said}"}
+                if seed == before:
+                    return  # it does not even start
 
 
 def _lines(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
@@ -81,10 +84,13 @@ def _lines(child: subprocess.Popen[bytes]) -> Iterator[dict[str, Any]]:
 def faults(first: int, last: int, folders: list[Path], scratch: Path) -> list[str]:
     """The cases that ended as none may, and an error for each that did not end at all."""
     outcomes = list(watched(first, last, folders, scratch))
+    found = [f"case {o['seed']} ({o['what']}): {o['fault']}" for o in outcomes if o["fault"]]
+    if found:
+        return found
     assert [o["seed"] for o in outcomes] == list(range(first, last)), "each case once"
     ends = Counter(o["code"] for o in outcomes)
     assert ends[0] and ends[11] and ends[12], f"damage that shows nothing, or shows always, proves little: {ends}"
-    return [f"case {o['seed']} ({o['what']}): {o['fault']}" for o in outcomes if o["fault"]]
+    return []
 
 
 def test_200_damaged_models_end_in_the_engines_own_ways(folders: list[Path], tmp_path: Path) -> None:
@@ -95,3 +101,48 @@ def test_200_damaged_models_end_in_the_engines_own_ways(folders: list[Path], tmp
 @pytest.mark.timeout(1200)
 def test_2000_damaged_models_end_in_the_engines_own_ways(folders: list[Path], tmp_path: Path) -> None:
     assert faults(200, 2200, folders, tmp_path) == []
+
+
+# -- what the watch itself would miss
+
+
+def planted(tmp_path: Path, defect: str, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Faults of three cases where every run does something that none may."""
+    script = f"""
+import os, pathlib, signal, sys, time
+import tests.unit.engine_fuzz as fuzz
+true, runs = fuzz.execute, []
+def run(request, lines, clock):
+    runs.append(request)
+    if len(runs) > 1:  # the first one warms up
+        {defect}
+    return true(request, lines, clock)
+fuzz.execute = run
+sys.exit(fuzz.main(sys.argv[1:]))
+"""
+    (tmp_path / "planted.py").write_text(script)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nshift 3\nexec {sys.executable} -P {tmp_path / "planted.py"} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(sys.modules[__name__], "SECONDS", 2.0)
+    return faults(0, 3, folders, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("defect", "says"),
+    [
+        ("raise KeyError('a traceback')", "KeyError: 'a traceback'"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "ended with -11"),
+        ("time.sleep(60)", "ended with -9"),
+        ("open('/etc/hostname').read()", "touched what is not its own: ['open /etc/hostname r']"),
+        ("(pathlib.Path(request.model) / 'x').touch()", "touched what is not its own"),
+        ("return 99", "exit code 99 is none of the engine's"),
+        ("return 11", "an end without a word"),
+    ],
+)
+def test_each_fault_is_seen(
+    tmp_path: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch, defect: str, says: str
+) -> None:
+    found = planted(tmp_path, defect, folders, monkeypatch)
+    assert len(found) == 3 and all(says in fault for fault in found), found
