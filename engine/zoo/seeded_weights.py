@@ -228,7 +228,7 @@ class SeededBody:
                 return made
         raise BadRequest(
             f"none of {_DRAWS} draws makes every answer clear and every layer needed",
-            "pass another --seed",
+            "pass another --seed, or leave the head random with --no-peak",
         )
 
 
