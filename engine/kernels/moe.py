@@ -36,7 +36,7 @@ def activate(x: Array, p: Params) -> Array:
     if kind == "silu":
         return np.asarray(x * sigmoid(x))
     if kind == "gelu":
-        return gelu(x, "none")
+        return gelu(x, "tanh")  # as every one of onnxruntime's MoE kernels has it
     return np.maximum(x, 0) if kind == "relu" else x
 
 

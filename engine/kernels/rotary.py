@@ -38,8 +38,7 @@ def run_rotary(a: Arrays, p: Params) -> None:
         cos, sin = cos[at], sin[at]
     half = p["half"]
     turned = rotate(heads.astype(np.float32), cos[..., None, :half], sin[..., None, :half], p["interleaved"])
-    made = turned * np.float32(p["scale"])
-    a["y"][...] = made.reshape(x.shape) if p["layout"] == "tokens" else made.transpose(0, 2, 1, 3)
+    a["y"][...] = turned.reshape(x.shape) if p["layout"] == "tokens" else turned.transpose(0, 2, 1, 3)
 
 
 def _each(refs: Refs, p: Params) -> Geometry:

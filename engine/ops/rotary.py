@@ -97,6 +97,8 @@ def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
         raise Refusal(f"tables {list(c.shape)} and {list(s.shape)} do not fit {list(x.shape)}")
     size, rotated = _head_size(node, x.shape, width), whole(node, "rotary_embedding_dim", 0, least=0)
     half = (rotated or size) // 2
+    if number(node, "scale", 1.0) != 1:
+        raise Refusal(f"scale = {node.attributes['scale']} is not served: runtimes leave it out")
     if 2 * half != (rotated or size) or half > width or 2 * half > size or (not rotated and half != width):
         raise Refusal(f"a rotary width of {rotated or size} does not fit heads of {size} and tables of {width}")
     params: dict[str, Any] = {
@@ -105,7 +107,6 @@ def _rotary(b: Lowering, node: Node, *, cos: int, sin: int, ids: int) -> None:
         "half": half,
         "gathered": gathered,
         "interleaved": bool(whole(node, "interleaved", 0)),
-        "scale": number(node, "scale", 1.0) if node.domain else 1.0,
     }
     if isinstance(positions, Positions):
         near, far = b.weight(node, cos), b.weight(node, sin)

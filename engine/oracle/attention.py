@@ -173,7 +173,7 @@ def _rotated(i: Inputs, cos: Array, sin: Array) -> Array:
     """Rotary embedding of x [1, tokens, width] or [1, heads, tokens, size]; tables [tokens, half]."""
     x = i.floats(0)
     width, heads = i.whole("rotary_embedding_dim", 0), i.whole("num_heads", 0)
-    scale = np.float32(i.number("scale", 1.0) if i.node.domain else 1.0)
+    i.only("scale", 1.0)
     if x.shape[0] != 1:
         raise Unserved(f"a batch of {x.shape[0]}")
     if x.ndim == 3:
@@ -183,7 +183,7 @@ def _rotated(i: Inputs, cos: Array, sin: Array) -> Array:
         tokens = x[0].transpose(1, 0, 2)
     half = width // 2 or min(cos.shape[1], tokens.shape[-1] // 2)
     cos, sin = cos[:, None, :half], sin[:, None, :half]
-    made = turned(tokens, cos, sin, bool(i.whole("interleaved", 0))) * scale
+    made = turned(tokens, cos, sin, bool(i.whole("interleaved", 0)))
     return made.reshape(x.shape) if x.ndim == 3 else made.transpose(1, 0, 2)[None]
 
 

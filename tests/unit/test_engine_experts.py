@@ -34,7 +34,7 @@ def plain_activation(x: F64, c: dict[str, Any]) -> F64:
         case "silu":
             return silu(x)
         case "gelu":
-            return np.array([0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in x])
+            return np.array([0.5 * v * (1 + math.tanh(math.sqrt(2 / math.pi) * (v + 0.044715 * v**3))) for v in x])
         case "swiglu":
             gate, value = (x[0::2], x[1::2]) if c["fusion"] == 1 else (x[: len(x) // 2], x[len(x) // 2 :])
             if c["limit"] is not None:

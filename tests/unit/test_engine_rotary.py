@@ -15,7 +15,7 @@ from engine.errors import UnsupportedModel
 from engine.graph import Node
 from engine.lower import Lowering
 from engine.plan import Step
-from engine.values import Positions
+from engine.values import Positions, Refusal
 from tests.unit.engine_plain import F64, compute, stored, turn
 
 
@@ -112,7 +112,7 @@ def test_positions_that_count_from_the_cached_length(length: int, tokens: int, s
     random = np.random.default_rng(seed)
     x = random.normal(size=(1, tokens, 16)).astype(np.float32)
     tables = random.normal(size=(2, 13, 2)).astype(np.float32)
-    params = {"layout": "tokens", "size": 8, "half": 2, "gathered": False, "interleaved": interleaved, "scale": 1.0}
+    params = {"layout": "tokens", "size": 8, "half": 2, "gathered": False, "interleaved": interleaved}
     made = []
     for where in ({"length": np.array([length])}, {"d": (length + np.arange(tokens))[None]}):
         y = np.zeros_like(x)
@@ -194,3 +194,10 @@ def test_positions_that_do_not_fit_are_refused(domain: str, ids: NDArray[Any], s
     with pytest.raises(UnsupportedModel) as caught:
         compute("RotaryEmbedding", inputs, wiring=order, domain=domain, num_heads=3)
     assert says in caught.value.message
+
+
+def test_a_scale_is_refused() -> None:
+    """onnxruntime's kernels know the attribute and leave it out: what an exporter means by one is not known."""
+    with pytest.raises(Refusal, match=r"scale = 2.0 is not served"):
+        rotary_step("RotaryEmbedding", (1, 3), num_heads=2, rotary_embedding_dim=8, scale=2.0)
+    assert rotary_step("RotaryEmbedding", (1, 3), num_heads=2, rotary_embedding_dim=8, scale=1.0).params
