@@ -237,11 +237,6 @@ def test_hello_says_where_each_value_came_from(tiny: Path) -> None:
     assert hello["model"]["digest"] == json.loads((tiny / "zoo.json").read_text())["model_digest"]
 
 
-def test_cuda_is_refused_in_plain_words(tiny: Path) -> None:
-    error = run(tiny, device="cuda").error
-    assert error["code"] == 10 and "not built" in error["message"] and "--device sim" in error["remedy"]
-
-
 def test_progress_counts_up_to_all_generations(tiny: Path) -> None:
     outcome = run(tiny, generations=2, warmups=1)
     assert [(p["phase"], p["done"], p["of"]) for p in outcome.lines.of("progress")] == [
