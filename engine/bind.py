@@ -46,7 +46,8 @@ def _finish(b: Lowering, graph: Graph) -> Plan:
     logits = b.peek(info.logits) if info.logits in graph.outputs else None
     if not isinstance(logits, Tensor):
         raise UnsupportedModel(
-            f"output {info.logits!r} is produced by nothing that is served", "check genai_config.json"
+            f"output {info.logits!r} is produced by nothing that is served",
+            "export the model with its head, or check genai_config.json",
         )
     if not logits.shape or logits.dtype != "float32" or math.prod(logits.shape[:-1]) not in (1, b.rows):
         raise UnsupportedModel(

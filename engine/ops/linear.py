@@ -98,7 +98,7 @@ def _linear_attention(b: Lowering, node: Node) -> None:
     if rule not in RULES:
         raise Refusal(f"update rule {rule!r} is not served")
     if whole(node, "state_window", 0):
-        raise Refusal(f"state_window = {node.attributes['state_window']} is not served")
+        raise Refusal(f"state_window = {node.attributes['state_window']} is not served: export with state_window=0")
     q, k, v = (b.operand(node, i) for i in range(3))
     q_heads, kv_heads = whole(node, "q_num_heads", least=1), whole(node, "kv_num_heads", least=1)
     for name, x in (("query", q), ("key", k), ("value", v)):

@@ -63,7 +63,7 @@ def matmul_nbits(b: Lowering, node: Node) -> None:
     if block < 16 or block & (block - 1):
         raise Refusal(f"block size {block} is not a power of two from 16")
     if whole(node, "weight_prepacked", 0):
-        raise Refusal("prepacked weights are not served")
+        raise Refusal("prepacked weights are not served: export with matmulnbits_weights_prepacked=0")
     if node.input(4):
         raise Refusal("g_idx is not served")
     x = b.tensor(node, 0)

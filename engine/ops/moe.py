@@ -25,8 +25,12 @@ def qmoe(b: Lowering, node: Node) -> None:
     """
     if any(node.input(i) for i in (8, 9, 10, 13, *range(14, 21))):
         raise Refusal("a third product, router weights and global scales are not served")
-    if node.attributes.get("quant_type", "int") != "int" or node.attributes.get("weights_prepacked", 0) not in (0, -1):
-        raise Refusal("only raw integer experts are served")
+    kind, prepacked = node.attributes.get("quant_type", "int"), node.attributes.get("weights_prepacked", 0)
+    if kind != "int" or prepacked not in (0, -1):
+        raise Refusal(
+            f"experts of quant_type {kind!r}, weights_prepacked = {prepacked}: raw int4 and int8 ones are served, "
+            "export with qmoe_weights_prepacked=0 and moe_quant_type=int4 or int8"
+        )
     bits = whole(node, "expert_weight_bits", 4)
     if bits not in (4, 8) or any(whole(node, f"fc{i}_weight_bits", bits) != bits for i in (1, 2)):
         raise Refusal(f"{bits} bits are not served")

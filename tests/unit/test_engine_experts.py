@@ -261,8 +261,8 @@ def test_experts_of_sizes_that_do_not_fit_are_refused(name: str, array: NDArray[
     [
         ({}, {"expert_weight_bits": 2}, "2 bits"),
         ({}, {"fc2_weight_bits": 8}, "bits"),
-        ({}, {"quant_type": "fp4"}, "raw integer"),
-        ({}, {"weights_prepacked": 1}, "raw integer"),
+        ({}, {"quant_type": "fp4"}, "quant_type 'fp4'"),
+        ({}, {"weights_prepacked": 1}, "raw int4 and int8 ones are served"),
         ({}, {"use_sparse_mixer": 1}, "sparse mixer"),
         ({}, {"activation_type": "tanh"}, "'tanh'"),
         ({}, {"activation_type": "swiglu"}, "not in raw rows"),
