@@ -3,7 +3,7 @@ __device__ float activated(float x) {
 #if defined P_activation_silu
   return x * sigmoid(x);
 #elif defined P_activation_gelu
-  return gelu(x);
+  return gelu_tanh(x);  // as every one of onnxruntime's MoE kernels has it
 #elif defined P_activation_relu
   return is_nan(x) || x > 0 ? x : 0.0f;
 #else

@@ -27,5 +27,5 @@ BODY {
     const float first = (float)a[lo], second = (float)a[hi];
     made = i == lo ? first * cosine - second * sine : first * sine + second * cosine;
   }
-  y[i] = made * P_scale;
+  y[i] = made;
 }
