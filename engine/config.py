@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -18,8 +19,6 @@ POLICIES = ("stable", "lru", "stable_slot", "size_first")
 DEVICES = ("auto", "sim", "cuda")
 ARITHMETIC = ("full", "none")
 """`none`: a plan-only run, in which pager, ledger and capture are real and nothing is computed."""
-AUTO_DEVICE = "sim"
-"""What `auto` stands for: the simulated device on every host, until the CUDA device is built."""
 CONFIG_NAMES = frozenset(
     {
         *("weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk"),
@@ -88,6 +87,14 @@ class RunRequest:
         """The prompt of each sequence: those given, from the first again where the batch has more sequences."""
         given = (self.prompt_ids, *self.further_prompts)
         return tuple(given[sequence % len(given)] for sequence in range(self.config.batch or len(given)))
+
+
+def cards_can_be_called() -> bool:
+    """Whether this environment has the library that the CUDA device is made with; `auto` stands for sim without it."""
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:  # not even the package above it
+        return False
 
 
 def check(config: Mapping[str, Any]) -> EngineConfig:

@@ -11,7 +11,7 @@ from typing import Any
 import engine
 from engine.batch import Prompts, chunk_rows, fixed_bytes
 from engine.bind import lower
-from engine.config import AUTO_DEVICE, RunRequest, parse_share
+from engine.config import RunRequest, cards_can_be_called, parse_share
 from engine.counters import COUNTERS, Tally
 from engine.decode import Decoder
 from engine.device.base import Device
@@ -54,11 +54,26 @@ def make_device(request: RunRequest) -> Device:
     """The device of a request. Raises BadRequest where there is no such card or no library to call it with."""
     if request.arithmetic == "none":
         return PlanDevice(request.uuid or "PLAN-0", request.config.granule)
-    if (AUTO_DEVICE if request.device == "auto" else request.device) == "cuda":
-        from engine.device.cuda import CudaDevice
+    if request.device == "sim" or (request.device == "auto" and not _has_card(request.uuid)):
+        return SimDevice(request.uuid or "SIM-0", request.config.granule)
+    from engine.device.cuda import CudaDevice
 
-        return CudaDevice(request.uuid, request.config.granule)
-    return SimDevice(request.uuid or "SIM-0", request.config.granule)
+    return CudaDevice(request.uuid, request.config.granule)
+
+
+def _has_card(uuid: str | None) -> bool:
+    """What `auto` turns on: the UUID that was given is a card's, or none was given and a card can be called."""
+    if uuid is not None:
+        return uuid.startswith("GPU-")
+    if not cards_can_be_called():
+        return False
+    from engine.device.cuda_card import find_card
+
+    try:
+        find_card(None)
+    except BadRequest:
+        return False
+    return True
 
 
 def plans_for(graph: Graph, prompts: Prompts, chunk: int) -> dict[int, Plan]:

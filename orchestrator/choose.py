@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.config import AUTO_DEVICE
+from engine.config import cards_can_be_called
 from orchestrator.cards import CardName, CardProbe, ProbeError
 from orchestrator.scripted import SIMULATED_CARD, SIMULATED_DRIVER, simulated_uuid
 
@@ -31,13 +31,15 @@ def choose_cards(
 
     `card_class` narrows them to cards whose model's name holds it, whatever the case; "any" takes each.
 
-    A run on the simulated device never holds a real card: it would look like a measurement of it.
+    A run on the simulated device never holds a real card: it would look like a measurement of it. So `auto` stands for
+    the simulator wherever the engine lacks the library to call a card with.
 
     `real` is None where there is no driver, for the reason `why_none`. `device` is the sweep's: sim, cuda or auto.
     Raises ProbeError when a real card is wanted and there is none, fewer than asked, or none of the class.
     """
     found: tuple[CardName, ...] = ()
-    device = AUTO_DEVICE if device == "auto" else device
+    if device == "auto" and not cards_can_be_called():
+        device = "sim"
     if device != "sim" and real is not None:
         found = resolve_visible(visible, real.cards())
     if not found and device == "cuda":

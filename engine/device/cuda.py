@@ -238,11 +238,15 @@ class CudaDevice:
         if bound is None:
             bound = self._bound[launch] = self._bind(launch)
         x, y, z = bound.blocks
-        call(
-            self._driver.cuLaunchKernel,
-            *(bound.function, x, y, z, bound.threads, 1, 1),
-            *(bound.shared_bytes, self._stream, ctypes.addressof(bound.arguments), 0),
-        )
+        try:
+            call(
+                self._driver.cuLaunchKernel,
+                *(bound.function, x, y, z, bound.threads, 1, 1),
+                *(bound.shared_bytes, self._stream, ctypes.addressof(bound.arguments), 0),
+            )
+        except EngineError:
+            self._abandon_capture()
+            raise
         if self._recording is not None:
             self._recording.append(round(self.profile.node_ns) + bound.read_ns)
             return
@@ -264,8 +268,12 @@ class CudaDevice:
         """Close the recording; the graph is instantiated and on the card."""
         if self._recording is None:
             raise DeviceFailure("no capture is open")
+        try:
+            recorded = call(self._driver.cuStreamEndCapture, self._stream)
+        except EngineError:
+            self._abandon_capture()
+            raise
         modelled, self._recording = sum(self._recording), None
-        recorded = call(self._driver.cuStreamEndCapture, self._stream)
         return CudaGraph(self._driver, recorded, self._stream, modelled)
 
     def replay(self, graph: Recorded) -> None:
@@ -305,6 +313,14 @@ class CudaDevice:
             tuple(values),
             self.profile.memory_ns(key_bytes),
         )
+
+    def _abandon_capture(self) -> None:
+        """Close a recording that failed: while one is open, this thread may neither allocate nor wait."""
+        if self._recording is not None:
+            self._recording = None
+            graph = self._driver.cuStreamEndCapture(self._stream)[-1]  # its code says again what just failed
+            if graph is not None and int(graph):
+                self._driver.cuGraphDestroy(graph)
 
     def _wait(self) -> None:
         """Wait for all work, and see whether a kernel reported a fault."""

@@ -46,7 +46,8 @@ def build_tiny(into: Path) -> Path:
 
 def request(model: Path, /, **changes: Any) -> dict[str, Any]:
     """A request document for the tiny model's own prompt, with some keys changed."""
-    return {"protocol": 1, "model": str(model), "prompt_ids": list(TINY_PROMPT), "tokens": 8, **changes}
+    own = {"protocol": 1, "model": str(model), "prompt_ids": list(TINY_PROMPT), "tokens": 8}
+    return {**own, "device": "sim", **changes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@ import pytest
 
 from engine.config import POLICIES
 from engine.counters import COUNTERS
+from engine.device import cuda, cuda_graph
 from engine.device.base import Device, Granule, Launch, Placed
+from engine.device.cuda_driver import call
 from engine.errors import BadRequest, DeviceFailure, OutOfMemory
 from engine.graph import Graph
 from engine.kv_layout import LAYOUTS
@@ -193,7 +195,64 @@ def test_a_fresh_granule_under_a_key_is_what_an_old_graph_reads(tiny: Path, devi
     assert ids + [bench.step().token for _ in range(5)] == expected
 
 
+def test_recording_many_times_leaks_nothing(tiny: Path, device: Any) -> None:
+    bench = Bench(tiny, device=device, rows=(len(TINY_PROMPT),), capture=False)
+    bench.prefill(TINY_PROMPT)
+    bench.step()
+    launches = [launch for name, launch in bench.decoder._launches.items() if name[0] == 1]
+    assert len(launches) == len(bench.plan.steps)
+    free = []
+    for round_ in range(500):
+        device.begin_capture()
+        for launch in launches:
+            device.launch(launch)
+        device.replay(device.end_capture())
+        device.copy_out(bench.decoder._control, 8)
+        if round_ in (20, 499):
+            free.append(call(device._driver.cuMemGetInfo)[0])
+    assert free[0] - free[1] < 2 << 20, "not one granule less"
+
+
+def test_many_tokens_under_a_budget_are_the_resident_ones_and_take_no_memory(model: Path) -> None:
+    resident, half = (
+        capital(model, "cuda", prompt_ids=[504], tokens=600, config=config)
+        for config in ({}, {"weight_budget": "50%", "policy": "lru", "kv_min_bucket": 16, "kv_capacity": 1024})
+    )
+    assert resident.streams == half.streams
+    assert half.broken_equations() == []
+    assert half.counters["alloc_calls_steady"] == 0 and half.counters["kv_growths"] == 6
+    assert half.facts["owned_after_close_bytes"] == 0
+
+
 # -- rules and faults
+
+
+def test_a_driver_call_that_fails_ends_the_run_by_its_name_and_the_next_run_is_well(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures at calls all over a run: while it loads, maps, copies, launches, records, replays and waits."""
+    names: list[str] = []
+    fail_at = -1
+
+    def watched(function: Any, *arguments: Any) -> Any:
+        names.append(function.__name__)
+        if len(names) - 1 == fail_at:
+            raise DeviceFailure(f"{function.__name__} failed: INJECTED")
+        return call(function, *arguments)
+
+    for module in (cuda, cuda_graph):
+        monkeypatch.setattr(module, "call", watched)
+    expected = run(tiny, device="cuda", tokens=6)
+    whole = list(names)
+    wanted = {whole.index(name) for name in set(whole)} | set(range(0, len(whole), len(whole) // 25))
+    assert {"cuMemMap", "cuStreamBeginCapture", "cuGraphInstantiate", "cuGraphLaunch"} <= set(whole)
+    for fail_at in sorted(wanted):
+        names.clear()
+        broken = run(tiny, device="cuda", tokens=6)
+        assert broken.code == 16, whole[fail_at]
+        assert broken.error["message"] == f"{whole[fail_at]} failed: INJECTED"
+    fail_at = -1
+    assert run(tiny, device="cuda", tokens=6).streams == expected.streams
 
 
 def gather(device: Device, index: int) -> bytes:

@@ -8,6 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from engine import run as engine_run
 from engine.device import cuda_card, cuda_driver
 from engine.device.cuda_driver import call
 from engine.errors import BadRequest, DeviceFailure, OutOfMemory
@@ -69,6 +70,23 @@ def test_without_a_driver_the_request_is_refused(tmp_path: Path, monkeypatch: py
         10,
         "device cuda: cuInit: Failure finding libcuda.so",
     )
+
+
+@pytest.mark.parametrize(("uuid", "installed"), [("SIM-7", True), (None, False)])
+def test_auto_is_the_simulator_for_its_cards_and_without_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uuid: str | None, *, installed: bool
+) -> None:
+    monkeypatch.setattr(engine_run, "cards_can_be_called", lambda: installed)
+    outcome = run(build_tiny(tmp_path), device="auto", tokens=2, **({} if uuid is None else {"uuid": uuid}))
+    assert outcome.code == 0
+    told = outcome.lines.of("hello")[0]["device"]
+    assert (told["kind"], told["uuid"]) == ("sim", uuid or "SIM-0")
+
+
+def test_auto_with_a_cards_uuid_is_never_the_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    outcome = run(build_tiny(tmp_path), device="auto", uuid="GPU-1")
+    assert outcome.code == 10 and "cuda-python" in outcome.error["message"]
 
 
 def test_bindings_are_looked_for_late(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.config import AUTO_DEVICE
+from orchestrator import choose
 from orchestrator.cards import CardName, CardProbe, ProbeError
 from orchestrator.choose import choose_cards, only_visible, resolve_visible
 from orchestrator.scripted import ScriptedProbe
@@ -70,9 +70,14 @@ def test_simulated_cards_serve_a_sweep_of_device_sim_also_beside_real_ones() -> 
     assert choose_cards(None, "sim", REAL, "", None, "host")[0].simulated
 
 
-def test_auto_never_holds_a_real_card_while_it_stands_for_the_simulator() -> None:
-    assert AUTO_DEVICE == "sim"
-    assert choose_cards(None, "auto", REAL, "", None, "host")[0].simulated
+@pytest.mark.parametrize("installed", [True, False])
+def test_auto_takes_a_real_card_only_where_the_engine_can_call_it(
+    monkeypatch: pytest.MonkeyPatch, *, installed: bool
+) -> None:
+    monkeypatch.setattr(choose, "cards_can_be_called", lambda: installed)
+    found = choose_cards(None, "auto", REAL, "", None, "host")
+    assert [card.simulated for card in found] == ([False, False] if installed else [True])
+    assert choose_cards(None, "auto", None, "no driver", None, "host")[0].simulated
 
 
 def test_real_cards_are_used_for_device_cuda() -> None:
