@@ -40,7 +40,7 @@ BODY {
   }
   if (inside) for (i64 j = 0; j < b_shape[P_axis]; ++j) {
     const i64 e = line + j * b_steps[P_axis], given = b[e], index = given < 0 ? given + shape[P_axis] : given;
-    if (index < 0 || index >= shape[P_axis]) { report(fault, step, index, shape[P_axis]); continue; }
+    if (index < 0 || index >= shape[P_axis]) { report(fault, step, given, shape[P_axis]); continue; }
     if (index != k) continue;
     const WIDE(y_t) u = c[e];
 #if defined P_reduction_add
@@ -82,7 +82,7 @@ BODY {
   const i64 given = b[i];
 #endif
   const i64 index = given < 0 ? given + extent : given;
-  if (index < 0 || index >= extent) { report(fault, step, index, extent); return; }
+  if (index < 0 || index >= extent) { report(fault, step, given, extent); return; }
   y[i] = a[before + index * inner];
 }
 #endif

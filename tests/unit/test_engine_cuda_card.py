@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -202,15 +203,16 @@ def test_recording_many_times_leaks_nothing(tiny: Path, device: Any) -> None:
     launches = [launch for name, launch in bench.decoder._launches.items() if name[0] == 1]
     assert len(launches) == len(bench.plan.steps)
     free = []
-    for round_ in range(500):
+    for number in range(521):
         device.begin_capture()
         for launch in launches:
             device.launch(launch)
         device.replay(device.end_capture())
         device.copy_out(bench.decoder._control, 8)
-        if round_ in (20, 499):
+        if number % 100 == 20:
             free.append(call(device._driver.cuMemGetInfo)[0])
-    assert free[0] - free[1] < 2 << 20, "not one granule less"
+    taken = [before - after for before, after in pairwise(free)]
+    assert min(taken) <= 0, "others may take memory of the card meanwhile, but not in step with every hundred"
 
 
 def test_many_tokens_under_a_budget_are_the_resident_ones_and_take_no_memory(model: Path) -> None:
@@ -271,11 +273,9 @@ def gather(device: Device, index: int) -> bytes:
     return device.copy_out(places[2], 4)
 
 
-@pytest.mark.parametrize(("index", "found"), [(4, 4), (-5, -1), (1 << 40, 1 << 40)])
-def test_an_index_beyond_the_elements_names_its_step_and_the_next_launch_is_well(
-    device: Any, index: int, found: int
-) -> None:
-    says = rf"/pick \(ai.onnx::Gather\): index {found} is out of bounds for 4 elements"
+@pytest.mark.parametrize("index", [4, -5, 1 << 40])
+def test_an_index_beyond_the_elements_names_its_step_and_the_next_launch_is_well(device: Any, index: int) -> None:
+    says = rf"/pick \(ai.onnx::Gather\): index {index} is out of bounds for 4 elements"
     with pytest.raises(DeviceFailure, match=says):
         gather(device, index)
     assert np.frombuffer(gather(device, -1), np.float32) == 13

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -111,6 +113,32 @@ def test_steps_without_a_form_are_refused_all_at_once_by_node_and_op(
     )
 
 
+@pytest.fixture(scope="module")
+def standard() -> list[Step]:
+    """Every step that the standard's cases become."""
+    with pytest.MonkeyPatch.context() as patch:
+        return conformance_steps(patch)
+
+
+def test_a_body_uses_no_parameter_that_its_step_lacks(tiny: Path, checkout: Path, standard: list[Step]) -> None:
+    """Read by the preprocessor alone, which every build host has: what is left of a parameter's name is an argument."""
+    samples = sorted((checkout.parent / "shared" / "models").glob("*/model.onnx"))
+    steps = [*standard, *lower(load(tiny), 1).steps]
+    steps += [step for model in samples for step in lower(load(model.parent), 1).steps]
+    texts = variants(steps)
+    assert {v.function for v in texts} >= {"assay_gather", "assay_gqa", "assay_reducesum"} and len(texts) > 200
+    for text in texts:
+        left = set(re.findall(r"\bP_[A-Za-z]\w*", preprocessed(text.text)))
+        given = set(re.findall(r"const (?:i64|float|Numbers<\d+>) (P_\w+)", text.text))
+        assert left <= given, f"{text.function} names {sorted(left - given)}, which the step does not give"
+
+
+def preprocessed(text: str) -> str:
+    """A variant as its compiler sees it, macros replaced."""
+    command = ["cc", "-E", "-P", "-x", "c", "-"]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
 def nvrtc() -> Any:
     """The compiler's bindings; skips the test where they, or the library, are not installed."""
     bindings = pytest.importorskip("cuda.bindings.nvrtc", reason="skipped: no NVRTC")
@@ -137,12 +165,12 @@ def conformance_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_everything_compiles(tiny: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch, architecture: str) -> None:
+def test_everything_compiles(tiny: Path, checkout: Path, standard: list[Step], architecture: str) -> None:
     """All variants of the standard's cases and of the models at hand: no errors, and none of the texts is empty."""
     nvrtc()
     from engine.device.cuda_compile import compile_variant
 
-    steps = conformance_steps(monkeypatch)
+    steps = list(standard)
     samples = checkout.parent / "shared" / "models"
     for folder in [tiny, *(p for p in sorted(samples.glob("*")) if (p / "model.onnx").is_file())]:
         graph = load(folder)
