@@ -91,7 +91,10 @@ def ending(run: RunFact) -> Ending:
 
 
 def generation_faults(plan: CellPlan, arm: ArmPlan, record: RunRecord) -> list[str]:
-    """Generations and sequences that are missing, doubled or too many: what was asked against what was given."""
+    """Generations and sequences that are missing, doubled, too many or misplaced against what was asked.
+
+    Arms are compared index by index, so that generations counted from elsewhere would meet no other, or the wrong one.
+    """
     faults = []
     for word, warmup, asked in (
         ("measured generation", False, plan.settings.generations),
@@ -103,6 +106,15 @@ def generation_faults(plan: CellPlan, arm: ArmPlan, record: RunRecord) -> list[s
     indices = [generation.index for generation in record.generations]
     if len(set(indices)) != len(indices):
         faults.append("two generations carry one index")
+    elif sorted(indices) != list(range(len(indices))):
+        faults.append(
+            f"generations carry the indices {', '.join(map(str, sorted(indices)))}, which do not count from 0"
+        )
+    faults += [
+        f"generation {generation.number} is {'a' if generation.warmup else 'no'} warm-up, and warm-ups come first"
+        for generation in record.generations
+        if not faults and generation.warmup is not (generation.index < plan.settings.warmups)
+    ]
     batch = plan.batch(arm)
     faults += [
         f"generation {generation.number} has {len(generation.sequences)} of {batch} sequences"
@@ -232,6 +244,10 @@ def _certified(record: RunRecord) -> Ending:
 def _unproven(certificate: Certificate) -> str:
     """What a certificate lacks to prove its own word; empty when it lacks nothing. Unknown is not clear."""
     lacks = []
+    if certificate.verdict == "clear" and (
+        against := certificate.reasons or [row.what for row in certificate.intervals]
+    ):
+        lacks.append(f"against that speaks what it holds itself: {against[0]}")
     if certificate.grade == "none":
         lacks.append("foreign processes could not be told apart at all")
     lacks += [f"nothing was read {when} the run" for when in ("before", "after") if not getattr(certificate, when)]

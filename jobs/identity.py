@@ -146,6 +146,8 @@ def pair_row(
         return _row(left, right, "NONDETERMINISTIC", what, min(len(left.ids), len(right.ids)), note)
     pairs = [(base.of(place)[0], other.of(place)[0]) for place in places]
     compared = sum(min(len(left.ids), len(right.ids)) for left, right in pairs) * min(len(base.runs), len(other.runs))
+    if not any(stream.ids for pair in pairs for stream in pair):
+        return _missing(base.arm, other.arm, what, "neither arm gave an id to compare")
     bad = [(left, right) for left, right in pairs if _differ(left, right) and not _allowed(left, right, contract)]
     if not bad:
         return _equal(base, other, what, places, compared)
@@ -153,6 +155,13 @@ def pair_row(
     later = left.generation != places[0][0]
     klass, why = _class_of(left, right, contract, later=later)
     return _row(left, right, klass, what, compared, _places_note(bad, places, why))
+
+
+def other_lengths(base: ArmStreams, other: ArmStreams) -> tuple[Stream, Stream] | None:
+    """The first generation and sequence in which two arms gave another number of ids; None where they never did."""
+    places = sorted(set(base.places()) & set(other.places()))
+    pairs = ((base.of(place)[0], other.of(place)[0]) for place in places)
+    return next(((left, right) for left, right in pairs if len(left.ids) != len(right.ids)), None)
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -103,7 +103,7 @@ class _Cell:
         if unbuilt := base.plan.unbuilt or arm.plan.unbuilt:
             rows = tuple(row.model_copy(update={"note": unbuilt}) if row.klass == "MISSING" else row for row in rows)
         self.pair_rows[arm.name] = rows
-        judge_pair.find_differences(self.docket, arm, rows)
+        judge_pair.find_differences(self.docket, arm, rows, both=both)
         if not both:
             return
         if arm.plan.role == "null":
@@ -125,7 +125,7 @@ class _Cell:
             capture_varies="capture" in self.manifest.varies and self._capture(base) != self._capture(arm),
         )
         if not reason and self.manifest.gate.exact != "off":
-            judge_pair.find_other_lengths(self.docket, arm, rows)
+            judge_pair.find_other_lengths(self.docket, self.manifest, base, arm, rows)
         null = self.nulls[0] if self.nulls else None
         exact = judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
         self.notes += [f"{row.metric} of {arm.name}: {gates.NO_STEP}" for row in exact if gates.NO_STEP in row.note]

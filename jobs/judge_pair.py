@@ -88,9 +88,23 @@ def judge_identity(
     return tuple(rows)
 
 
-def find_differences(docket: Docket, other: ArmEvidence, rows: Sequence[IdentityRow]) -> None:
-    """Tokens that differ from base's. A null arm that differs shows that base itself is not steady."""
+def find_differences(docket: Docket, other: ArmEvidence, rows: Sequence[IdentityRow], *, both: bool) -> None:
+    """Tokens that differ from base's. A null arm that differs shows that base itself is not steady.
+
+    `both`: both arms have runs that count. That nothing of them could be compared is then a finding of its own.
+    """
     for row in rows:
+        if row.klass == "MISSING" and both:
+            message = f"no token of {other.name} could be compared with base: {row.note}"
+            remedy = "Make both arms give ids for the same generations."
+            docket.add(
+                "MISSING",
+                "identity",
+                message,
+                arm=other.name,
+                remedy=remedy,
+                run_ids=[run.run_id for run in other.counted()],
+            )
         if row.klass not in ("VIOLATION", "SHORT", "LONG", "UNADJUDICATED"):
             continue
         if row.what == "null":
@@ -147,16 +161,21 @@ def judge_exact(
     return rows
 
 
-def find_other_lengths(docket: Docket, head: ArmEvidence, rows: Sequence[IdentityRow]) -> None:
-    """Lengths that the prefix contract forgives: the ids are the same work, the counters are not."""
-    for row in rows:
-        if row.klass == "IDENTICAL" and row.left_length != row.right_length:
-            message = (
-                f"{head.name} gives {row.right_length} ids where base gives {row.left_length}: the prefix contract "
-                "forgives that, but counters of different work cannot be compared"
-            )
-            remedy = "Make both arms give as many ids, or set gate.exact to off and compare the tokens alone."
-            docket.add("MISSING", "exact", message, arm=head.name, remedy=remedy, run_ids=row.run_ids)
+def find_other_lengths(
+    docket: Docket, manifest: Manifest, base: ArmEvidence, head: ArmEvidence, rows: Sequence[IdentityRow]
+) -> None:
+    """Lengths that differ where identity does not block: counters of more or fewer steps are of different work."""
+    found = identity.other_lengths(_all_streams(base), _all_streams(head))
+    if found is None or (manifest.gate.identity == "block" and any(row.klass != "IDENTICAL" for row in rows)):
+        return
+    mine, theirs = found
+    why = "the prefix contract forgives" if manifest.gate.identity == "block" else "the identity gate does not block"
+    message = (
+        f"{head.name} gives {len(theirs.ids)} ids where base gives {len(mine.ids)} ({theirs.words}): {why} that, "
+        "but counters of different work cannot be compared"
+    )
+    remedy = "Make both arms give as many ids, or set gate.exact to off and compare the tokens alone."
+    docket.add("MISSING", "exact", message, arm=head.name, remedy=remedy, run_ids=(mine.run_id, theirs.run_id))
 
 
 def find_varying(docket: Docket, arm: ArmEvidence) -> None:
@@ -197,13 +216,14 @@ def judge_time(
     """Time metrics of the pair. Where time blocks, an open question blocks too."""
     control = null.measured if null is not None and null.records() else None
     rows = compare.time_rows(base.measured, head.measured, control, standing)
+    open_ = {"UNDECIDED", "NOT_MEASURED"} | ({"DIFFERENT_WORK"} if manifest.gate.identity != "block" else set())
     for row in rows if not standing.unjudged else ():
         if not METRICS[row.metric].gating:
             continue
         if row.klass == "WORSE":
             message = f"{row.metric} is {wording.number(row.ratio)} times base's over {row.blocks} blocks"
             docket.add("TIME_WORSE", "time", message, arm=head.name, run_ids=row.run_ids)
-        elif row.klass in ("UNDECIDED", "NOT_MEASURED") and manifest.gate.time == "block":
+        elif row.klass in open_ and manifest.gate.time == "block":
             remedy = "Give the sweep more blocks, a null arm and a quiet card, or let time advise."
             message = f"time gates and {row.metric} is not decided: {row.note}"
             docket.add("MISSING", "time", message, arm=head.name, remedy=remedy, run_ids=row.run_ids)

@@ -39,6 +39,12 @@ def own_mismatches(plan: CellPlan, arm: ArmPlan, run: RunFact) -> list[Mismatch]
     def add(outcome: Outcome, message: str, remedy: str) -> None:
         found.append(Mismatch(outcome, arm.name, message, remedy, (run.run_id,)))
 
+    measured = [attempt.attempt_id for attempt in run.attempts if attempt.state == "measured"]
+    if record.run_id != run.run_id or measured != [record.attempt_id]:
+        message = (
+            f"run {run.run_id} holds a record of {record.run_id}, attempt {record.attempt_id}; measured: {measured}"
+        )
+        add("INFRASTRUCTURE", message, "mend the store: each complete run holds the record of its one measured attempt")
     if not arm.tree_digest or not record.engine_digest:
         add("NOT_COMPARABLE", "the digest of the engine that ran is unknown", "submit the sweep again")
     elif record.engine_digest != arm.tree_digest:
@@ -61,9 +67,11 @@ def own_mismatches(plan: CellPlan, arm: ArmPlan, run: RunFact) -> list[Mismatch]
     uuid, certified = record.device.get("uuid"), record.certificate.uuid if record.certificate else None
     if not uuid:
         add("NOT_COMPARABLE", "the card that the run used is unknown", "the engine must report its device's UUID")
-    elif certified and certified != uuid:
+    elif record.certificate and certified != uuid:
         add(
-            "INFRASTRUCTURE", f"the run used card {uuid}, the certificate is for {certified}", "check the worker's host"
+            "INFRASTRUCTURE",
+            f"the run used card {uuid}, the certificate is for {certified or 'no card'}",
+            "check the worker's host",
         )
     return found
 

@@ -197,6 +197,7 @@ def test_no_streams_are_missing_and_never_identical() -> None:
     assert self_row(empty).klass == "MISSING"
     assert pair_row(arm("base"), empty, FULL).klass == "MISSING"
     assert pair_row(arm("base", generations=0), arm("head", generations=0), FULL).klass == "MISSING"
+    assert pair_row(arm("base", lambda _r, _g: ()), arm("head", lambda _r, _g: ()), FULL).klass == "MISSING"
 
 
 def test_only_generations_that_both_have_are_compared() -> None:
@@ -239,7 +240,7 @@ def test_identity_is_symmetric_and_short_mirrors_long(left: list[int], right: li
     one = pair_row(arm("base", lambda _r, _g: left), arm("head", lambda _r, _g: right), FULL).klass
     two = pair_row(arm("base", lambda _r, _g: right), arm("head", lambda _r, _g: left), FULL).klass
     assert two == mirror.get(one, one)
-    assert (one == "IDENTICAL") == (left == right)
+    assert (one == "IDENTICAL") == (left == right != [])
 
 
 # ---- batches -----------------------------------------------------------------------------------------------------

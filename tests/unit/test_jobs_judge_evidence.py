@@ -12,7 +12,7 @@ import pytest
 from jobs.docket import EVIDENCE
 from jobs.gates import CLOSING, GATING
 from jobs.judge import judge, stamped
-from jobs.model import Equation, Expectation, Gate, IdentityContract, JudgeInput, Missing, RunSettings
+from jobs.model import Equation, Expectation, Gate, IdentityContract, Interval, JudgeInput, Missing, RunSettings
 from jobs.verdict import MetricRow, Verdict
 
 EVERY = Gate(identity="advise", exact="advise", time="advise")
@@ -284,6 +284,24 @@ def test_a_certificate_without_evidence_is_not_clear(documents: Any, word: str, 
     verdict = verdict_of(documents.sweep(head=documents.stable_arm(record={"certificate": bare})))
     assert (verdict.outcome, verdict.exit_code) == ("CONTAMINATED", 3)
     assert words in verdict.headline
+
+
+@pytest.mark.parametrize(
+    "against",
+    [{"reasons": ("process 7 was there",)}, {"intervals": (Interval(start_s=0, end_s=5, what="process 7 was there"),)}],
+)
+def test_a_certificate_that_says_clear_and_holds_the_opposite_is_not_clear(documents: Any, against: Any) -> None:
+    sound = documents.sweep().cells[0].runs[0].record.certificate
+    head = documents.stable_arm(record={"certificate": sound.model_copy(update=against)})
+    verdict = verdict_of(documents.sweep(head=head))
+    assert (verdict.outcome, verdict.exit_code) == ("CONTAMINATED", 3)
+    assert "process 7 was there" in verdict.headline
+
+
+def test_a_certificate_without_a_card_is_of_another_card(documents: Any) -> None:
+    nobody = documents.sweep().cells[0].runs[0].record.certificate.model_copy(update={"uuid": ""})
+    verdict = verdict_of(documents.sweep(head=documents.stable_arm(record={"certificate": nobody})))
+    assert (verdict.outcome, verdict.exit_code) == ("INFRASTRUCTURE", 4)
 
 
 def test_a_scripted_certificate_says_nothing_of_a_real_card(documents: Any) -> None:
