@@ -12,6 +12,8 @@ from jobs.verdict import Verdict
 from orchestrator.version import harness_version
 from reports.render import render, write_html
 
+PAGE, COMMENT, DOCUMENT = "index.html", "comment.md", "verdict.json"
+
 
 @dataclass(frozen=True, slots=True)
 class Concluded:
@@ -34,11 +36,21 @@ def judge_sweep(store: Store, sweep_id: str) -> Verdict:
     return verdict
 
 
+def withdraw_reports(out: Path) -> None:
+    """Remove an earlier sweep's reports from folder `out`, so that none can be taken for that of a run that fails.
+
+    Raises OSError when one cannot be removed.
+    """
+    for name in (PAGE, COMMENT, DOCUMENT):
+        (out / name).unlink(missing_ok=True)
+
+
 def write_reports(store: Store, sweep_id: str, verdict: Verdict, out: Path) -> Concluded:
     """Comment, page and document of a verdict in folder `out`. Raises OSError when it cannot be written."""
     out.mkdir(parents=True, exist_ok=True)
     page = write_html(verdict, out, doc=store.judge_input(sweep_id))
-    comment, document = out / "comment.md", out / "verdict.json"
+    assert page == out / PAGE, page
+    comment, document = out / COMMENT, out / DOCUMENT
     comment.write_text(render(verdict, "comment"), encoding="utf-8")
     document.write_text(render(verdict, "json") + "\n", encoding="utf-8")
     return Concluded(verdict, comment, page, document)

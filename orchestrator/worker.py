@@ -28,6 +28,7 @@ from orchestrator.host import HostMeter, group_members, visible_pids
 from orchestrator.lock import CardLock
 from orchestrator.outcome import OutcomeEnd, RunOutcome, Spool
 from orchestrator.watch import CardWatch, WatchBook, WatchReport
+from reports.redact import redact
 
 RELEASE_WAIT_S = 5.0
 LOOK_AGAIN_S = 0.25
@@ -114,7 +115,7 @@ class GpuWorker:
             fence=work.fence,
             worker=self.worker,
             end=end,
-            reason=reason,
+            reason=redact(reason),
             retry=result.retry and not fault,
             record=record,
         )
@@ -205,11 +206,16 @@ def utc_now() -> str:
 
 
 def _kept(record: RunRecord | None, certificate: Certificate) -> tuple[RunRecord | None, str]:
-    """The record as it can be spooled and stored, or none and why: found here, so that no later hand meets it."""
+    """The record as it can be spooled and stored, or none and why: found here, so that no later hand meets it.
+
+    Secrets that a child printed go out here too: its last words stand in the store, in every report and on terminals.
+    """
     if record is None:
         return None, ""
+    error = None if record.error is None else redact(record.error)
+    kept = {"certificate": certificate, "error": error, "log_tail": redact(record.log_tail)}
     try:
-        clean, _ = storable(record.model_copy(update={"certificate": certificate}))
+        clean, _ = storable(record.model_copy(update=kept))
     except Unstorable as exc:
         return None, str(exc)
     return clean, ""

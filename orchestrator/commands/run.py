@@ -35,7 +35,7 @@ from orchestrator.commands.terminal import (
     say_table,
     settings_for,
 )
-from orchestrator.conclude import Concluded, judge_sweep, write_reports
+from orchestrator.conclude import Concluded, judge_sweep, withdraw_reports, write_reports
 from orchestrator.embedded import cards_of_host, run_embedded
 from orchestrator.estimate import Estimate, estimate
 from orchestrator.place import HostLost, Stopped
@@ -80,6 +80,8 @@ def run(
         _show_plan(sweep, given, as_json)
         return
     out_folder(given.out)
+    if not resume:  # which may turn out to name a sweep whose reports these are
+        withdraw_reports(given.out)
     with StopFlag().listening() as stop:
         done, sweep_id = _run(sweep, given, asked, resume, store_words(store), stop)
     _show(done, sweep_id, given, as_json)
@@ -97,6 +99,7 @@ def _run(
     with_store = open_store(given, migrate=True)
     try:
         sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume, stop)
+        withdraw_reports(given.out)
         way_on = f"assay run {shlex.quote(sweep)} --resume{store_option}"
         _work(with_store, sweep_id, manifest, asked, given, way_on, stop)
         verdict = judge_sweep(with_store, sweep_id)

@@ -3,7 +3,8 @@
 Tests copy it as `engine/__main__.py` into a tree of their own. FAKE_ENGINE is a JSON object: `sleep_s` before each
 generation (or `sleep_file`, whose content says so), `ids`, `page_ins`, `die` (signal in generation 0), `exit` (code
 after the result), `error` (an error line and exit code), `lie` (fields that replace hello's), `silent` (no result),
-`spoil` (a line after hello), `exit_line` (one at the end), `mark` (append a line to this file at start).
+`spoil` (a line after hello), `exit_line` (one at the end), `log` (printed), `mark` (append a line to this file at
+start).
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
         with Path(wish["mark"]).open("a") as file:
             file.write(f"{os.getpid()} {sorted(os.environ)}\n")
     say(**{**hello(request), **wish.get("lie", {})})
+    if "log" in wish:
+        print(wish["log"], flush=True)
     if "spoil" in wish:
         os.write(fd, (wish["spoil"] + "\n").encode())
     ids = wish.get("ids", [5, 6, 7])

@@ -90,6 +90,17 @@ def test_a_sweep_that_is_not_there_is_a_usage_error(here: Path, capsys: pytest.C
     assert "nowhere.yaml" in failed(capsys, 2, "run", "nowhere.yaml")
 
 
+def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("index.html", "comment.md", "verdict.json", "notes.txt"):
+        (here / "out").mkdir(exist_ok=True)
+        (here / "out" / name).write_text("PASS")
+    failed(capsys, 2, "run", "absent.yaml", "--resume", "--out", "out")
+    failed(capsys, 2, "run", "absent.yaml", "--dry-run", "--out", "out")
+    assert len(list((here / "out").iterdir())) == 4
+    failed(capsys, 2, "run", "absent.yaml", "--out", "out")
+    assert [path.name for path in (here / "out").iterdir()] == ["notes.txt"]
+
+
 def test_a_git_ref_that_is_not_there_names_the_repository(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     subprocess.run(["git", "init", "-q", "."], check=True)
     message = failed(capsys, 2, "run", sweep_file(here, "source: installed", 'source: "git:nosuch"'), "--dry-run")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -312,11 +311,14 @@ def test_a_lost_host_leaves_a_store_that_a_second_driver_finishes(field: Field) 
 
 def test_a_stop_ends_children_and_the_sweep_can_be_resumed(field: Field) -> None:
     sweep_id, manifest = field.submit({"base": {"sleep_s": 0.2}, "head": {"sleep_s": 30}})
-    halt = threading.Event()
-    threading.Timer(1.5, halt.set).start()
     begin_s = time.monotonic()
+
+    def in_heads_run() -> bool:
+        left = field.store.pending(sweep_id)
+        return (left.complete, left.live_attempts) == (1, 1)
+
     with pytest.raises(Stopped):
-        field.work(sweep_id, manifest, stopped=halt.is_set)
+        field.work(sweep_id, manifest, stopped=in_heads_run)
     assert time.monotonic() - begin_s < 10
     left = field.store.pending(sweep_id)
     assert (left.leased_blocks, left.live_attempts, left.complete) == (0, 0, 1)
@@ -421,11 +423,9 @@ def test_field_67_a_child_that_writes_what_cannot_be_kept_fails_its_run_and_the_
 def test_a_half_done_block_goes_back_to_its_card_or_nowhere(field: Field) -> None:
     field.cards = simulated_cards("test", 2)
     sweep_id, manifest = field.submit({"base": {"sleep_s": 0.3}, "head": {"sleep_s": 0.3}})
-    halt = threading.Event()
-    threading.Timer(1.6, halt.set).start()
     second_only = InProcessPlacer(field.cards[1:], field.make)
     with pytest.raises(Stopped):
-        field.work(sweep_id, manifest, placer=second_only, stopped=halt.is_set)
+        field.work(sweep_id, manifest, placer=second_only, stopped=lambda: field.store.pending(sweep_id).complete >= 1)
     assert field.store.pending(sweep_id).complete >= 1
     with pytest.raises(HostLost, match="begun on card"):
         field.work(sweep_id, manifest, placer=InProcessPlacer(field.cards[:1], field.make))

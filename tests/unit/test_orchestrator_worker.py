@@ -138,6 +138,15 @@ def test_a_failing_child_on_a_clear_card_is_failed_with_its_record(bench: Bench)
     assert outcome.record.exit_code == 14
 
 
+def test_secrets_that_a_child_tells_reach_neither_store_nor_reason(bench: Bench) -> None:
+    said = "no card for HF_TOKEN=hunter2secret at postgresql://me:hunter2secret@db/assay"
+    outcome = bench.run(error={"code": 16, "kind": "device", "message": said}, log=said)
+    assert outcome.record is not None
+    assert outcome.reason.startswith("device: no card for HF_TOKEN=[redacted]")
+    assert "HF_TOKEN=[redacted]" in outcome.record.log_tail
+    assert "hunter2secret" not in outcome.canonical()
+
+
 def test_a_stop_cancels_the_run(bench: Bench) -> None:
     threading.Timer(0.5, bench.halt.set).start()
     begin_s = time.monotonic()
