@@ -127,6 +127,8 @@ class _Cell:
         if not reason and self.manifest.gate.exact != "off":
             judge_pair.find_other_lengths(self.docket, self.manifest, base, arm, rows)
         null = self.nulls[0] if self.nulls else None
+        if self._varies(arm) == () and (gone := judge_pair.unstated(base, arm)):
+            self.notes.append(f"{arm.name} no longer states equations that base does: {', '.join(gone)}")
         exact = judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
         self.notes += [f"{row.metric} of {arm.name}: {gates.NO_STEP}" for row in exact if gates.NO_STEP in row.note]
         self.exact += exact

@@ -178,6 +178,12 @@ def find_other_lengths(
     docket.add("MISSING", "exact", message, arm=head.name, remedy=remedy, run_ids=(mine.run_id, theirs.run_id))
 
 
+def unstated(base: ArmEvidence, head: ArmEvidence) -> list[str]:
+    """Equations that base's engine evaluates on itself and head's does not: what they would have said is not known."""
+    stated = [{equation.name for record in arm.records() for equation in record.equations} for arm in (base, head)]
+    return sorted(stated[0] - stated[1])
+
+
 def find_varying(docket: Docket, arm: ArmEvidence) -> None:
     """Exact metrics that do not repeat inside one arm: a finding; those that do not gate are a note."""
     for name, value in compare.varying(arm.measured).items():

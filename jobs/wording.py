@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 
-from jobs.model import JudgeInput, Missing, Reading
+from jobs.model import ArmPlan, JudgeInput, Missing, Reading
 from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome
 
 REMEDY = MappingProxyType[Outcome, str](
@@ -99,6 +99,8 @@ def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...
     """What this sweep could not have caught, from how it was set up."""
     plans = doc.manifest.cells
     spots = ["Base and head agreeing does not make the tokens correct: no oracle was run."]
+    if same := _same_as_base(doc.manifest.arms):
+        spots.insert(0, f"{same} ran the engine of base with its settings: there was no change that could have shown.")
     runs = [run.record for cell in doc.cells for run in cell.runs if run.record is not None]
     if any(record.device.get("kind") == "sim" for record in runs):
         spots.append("Simulated cards: faults of kernels, driver and timing cannot show.")
@@ -108,9 +110,9 @@ def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...
     if prompts:
         listed = "one prompt" if len(prompts) == 1 else f"{len(prompts)} prompts"
         longest = max(plan.settings.tokens for plan in plans)
-        spots.append(
-            f"Only {listed}, {_tokens(longest)} at most, one sequence at a time: other contexts were not tried."
-        )
+        widest = max((plan.batch(arm) for plan in plans for arm in doc.manifest.arms), default=1)
+        side_by_side = "one sequence at a time" if widest == 1 else f"at most {widest} sequences at a time"
+        spots.append(f"Only {listed}, {_tokens(longest)} at most, {side_by_side}: other contexts were not tried.")
     if any(not plan.witnesses for plan in plans):
         spots.append("A cell without a witness: nothing proves that the changed path ran there.")
     if any(arm.blocks < 2 for arm in plans):
@@ -120,6 +122,16 @@ def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...
     if cells and all(arm.role in ("base", "head", "null") for arm in doc.manifest.arms) and _one_config(doc):
         spots.append("One setting of each engine option: faults in others, such as capture off, cannot show.")
     return tuple(spots)
+
+
+def _same_as_base(arms: Sequence[ArmPlan]) -> str:
+    """The arms under test that are base again in all that is compared: engine, settings, environment; in words."""
+    base = next((_compared(arm) for arm in arms if arm.role == "base" and arm.tree_digest), None)
+    return " and ".join(arm.name for arm in arms if arm.role in ("head", "variant") and _compared(arm) == base)
+
+
+def _compared(arm: ArmPlan) -> tuple[object, ...]:
+    return (arm.adapter, arm.tree_digest, repr(sorted(arm.config.items())), sorted(arm.env.items()))
 
 
 def _one_config(doc: JudgeInput) -> bool:

@@ -33,6 +33,7 @@ def test_field_39_a_sequence_that_is_not_there_is_missing(documents: Any) -> Non
     assert verdict.exit_code != 0
     assert any("head: generation 1 has 1 of 2 sequences" in f.message for f in verdict.findings)
     assert not any("base: generation" in f.message for f in verdict.findings)
+    assert any("at most 2 sequences at a time" in spot for spot in verdict.blind_spots)
 
 
 def test_a_sequence_that_is_short_is_named(documents: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs.judge import judge
-from jobs.model import AttemptFact, Gate, GateAction, Generation, JudgeInput, RunFact, RunSettings
+from jobs.model import AttemptFact, Equation, Gate, GateAction, Generation, JudgeInput, RunFact, RunSettings
 from jobs.verdict import Verdict
 
 
@@ -104,3 +104,21 @@ def test_a_record_of_another_run_is_not_this_runs(documents: Any) -> None:
     verdict = verdict_of(documents.replace_runs(documents.sweep(), change))
     assert (verdict.outcome, verdict.exit_code) == ("INFRASTRUCTURE", 4)
     assert "run_of_another" in verdict.headline
+
+
+def test_a_head_that_is_base_again_is_said_to_have_no_change(documents: Any) -> None:
+    same = verdict_of(documents.sweep(head=documents.arm(), varies=()))
+    assert same.outcome == "PASS"
+    assert same.blind_spots[0].startswith("head ran the engine of base with its settings")
+    patched = documents.arm(plan={"tree_digest": "f" * 64}, record={"engine_digest": "f" * 64})
+    for other in (documents.stable_arm(), patched):
+        assert not any("ran the engine of base" in spot for spot in verdict_of(documents.sweep(head=other)).blind_spots)
+
+
+def test_an_equation_that_head_no_longer_states_is_noted(documents: Any) -> None:
+    stated = [Equation(name=name, text="1 == 1", relation="==", lhs=1, rhs=1, holds=True) for name in ("W3", "W1")]
+    base, head = documents.arm(equations=tuple(stated)), documents.arm(equations=(stated[1],))
+    (cell,) = verdict_of(documents.sweep(base=base, head=head, varies=())).cells
+    assert "head no longer states equations that base does: W3" in cell.notes
+    (cell,) = verdict_of(documents.sweep(base=head, head=base, varies=())).cells
+    assert not any("no longer states" in note for note in cell.notes)
