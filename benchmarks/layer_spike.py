@@ -396,7 +396,9 @@ def main() -> None:
     graph = load(args.model)
     plans = {rows: lower(graph, rows) for rows in (1, len(PROMPT))}
     plan, card = plans[1], Card()
-    memory = Memory(card, graph, plans, Buckets(graph.info.context_length).of(len(PROMPT) + TOKENS))
+    memory = Memory(
+        card, graph, plans, Buckets(graph.info.context_length or len(PROMPT) + TOKENS).of(len(PROMPT) + TOKENS)
+    )
     passes = Passes(card, memory, plans)
     wider = Passes(card, Memory(card, graph, plans, 2 * memory.capacity), plans)
     facts = {**card_facts(card), "steps": len(plan.steps), "keys": len(plan.keys), "W": plan.weight_bytes}

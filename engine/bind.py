@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Mapping
 
 from engine.errors import UnsupportedModel
-from engine.graph import DTYPES, Graph, Node, Value
+from engine.graph import DTYPES, Graph, Node
 from engine.lower import Lowering, walk
 from engine.plan import KvGeometry, Operand, Plan, Ref, StateSpec
 from engine.values import Ids, LoweredValue, Mask, Past, Positions, State, Tensor
@@ -20,13 +18,13 @@ def lower(graph: Graph, rows: int, *, all_logits: bool = False) -> Plan:
     """
     info = graph.info
     unbound = dict(graph.unserved)
-    layers = _layers(graph)
-    kv = _kv_geometry(graph, layers, unbound)
+    kv = _kv_geometry(graph, unbound)
     states = _states(graph, unbound)
-    values: dict[str, LoweredValue] = {info.input_ids: Ids(), info.attention_mask: Mask()}
-    for slot, layer in enumerate(layers if kv is not None else []):
-        values[info.past_key % layer] = Past(slot, "key")
-        values[info.past_value % layer] = Past(slot, "value")
+    values: dict[str, LoweredValue] = {info.input_ids: Ids()}
+    if info.attention_mask:
+        values[info.attention_mask] = Mask()
+    for slot, cache in enumerate(info.caches if kv is not None else ()):
+        values |= {cache.past_key: Past(slot, "key"), cache.past_value: Past(slot, "value")}
     for index, spec in enumerate(states):
         values[spec.name] = State(index, spec.shape)
     if info.position_ids in graph.inputs:
@@ -37,7 +35,7 @@ def lower(graph: Graph, rows: int, *, all_logits: bool = False) -> Plan:
     b = Lowering(graph.weights, values, frozenset({info.logits}), rows)
     b.info, b.kv, b.states, b.logit_chain = info, kv, states, frozenset() if all_logits else _logit_chain(graph)
     walk(b, graph.nodes, unbound=unbound)
-    _check_present(b, graph, layers, states)
+    _check_present(b, graph, states)
     return _finish(b, graph)
 
 
@@ -71,33 +69,10 @@ def _finish(b: Lowering, graph: Graph) -> Plan:
     return Plan(b.rows, p.steps, p.keys, p.constants, p.hosts, p.buffers, p.workspace_bytes, b.kv, b.states, logits.ref)
 
 
-def _numbered(pattern: str, names: Mapping[str, Value]) -> list[int]:
-    """Layer numbers of the names that fit a pattern with %d, in numeric order; layers may be absent."""
-    if "%d" not in pattern:
-        return []
-    shape = re.compile(re.escape(pattern).replace("%d", r"(\d+)"))
-    return sorted(int(m.group(1)) for m in map(shape.fullmatch, names) if m)
-
-
-def _layers(graph: Graph) -> list[int]:
-    """Layers that have cached keys and values. Every layer has those or states: else names or counts do not pair up."""
-    info = graph.info
-    keys, values = _numbered(info.past_key, graph.inputs), _numbered(info.past_value, graph.inputs)
-    of_states = {layer for pattern, _ in info.states for layer in _numbered(pattern, graph.inputs)}
-    if not keys or keys != values or sorted(of_states.union(keys)) != list(range(min(info.layers, len(graph.inputs)))):
-        raise UnsupportedModel(
-            f"cached keys {info.past_key!r} are of layers {keys}, cached values {info.past_value!r} of {values}, "
-            f"states of {sorted(of_states)}, and num_hidden_layers is {info.layers}; the graph's inputs: "
-            f"{', '.join(map(repr, [*graph.inputs][:8]))}{', ...' if len(graph.inputs) > 8 else ''}",
-            "check the names and the count in genai_config.json",
-        )
-    return keys
-
-
-def _kv_geometry(graph: Graph, layers: list[int], unbound: dict[str, str]) -> KvGeometry | None:
+def _kv_geometry(graph: Graph, unbound: dict[str, str]) -> KvGeometry | None:
     """The cache's geometry; where its type is not served, the reason among `unbound`."""
     info = graph.info
-    names = [p % layer for layer in layers for p in (info.past_key, info.past_value)]
+    names = [name for cache in info.caches for name in (cache.past_key, cache.past_value)]
     dtypes = {graph.inputs[name].dtype for name in names}
     if len(dtypes) != 1 or not dtypes <= {"float32", "float16", "bfloat16", "int8"}:
         shown = f"KV cache of type {', '.join(sorted(dtypes))} is not served: export with a float or int8 KV cache"
@@ -105,30 +80,27 @@ def _kv_geometry(graph: Graph, layers: list[int], unbound: dict[str, str]) -> Kv
         return None
     dtype = dtypes.pop()
     token_bytes = info.kv_heads * info.head_size * DTYPES[dtype].itemsize
-    return KvGeometry(len(layers), info.kv_heads, info.head_size, dtype, token_bytes)
+    return KvGeometry(len(info.caches), info.kv_heads, info.head_size, dtype, token_bytes)
 
 
 def _states(graph: Graph, unbound: dict[str, str]) -> tuple[StateSpec, ...]:
-    """Convolution and recurrent states, in the order of the config's patterns and of layers."""
+    """Convolution and recurrent states."""
     made: list[StateSpec] = []
-    for pattern, present in graph.info.states:
-        for layer in _numbered(pattern, graph.inputs):
-            value = graph.inputs[pattern % layer]
-            shape = (1, *(d for d in value.shape[1:] if isinstance(d, int)))
-            if len(shape) != len(value.shape):
-                unbound[value.name] = f"state {value.name!r} of shape {list(value.shape)} is not served"
-                continue
-            made.append(StateSpec(value.name, present % layer, shape))
+    for past, present in graph.info.states:
+        value = graph.inputs[past]
+        shape = (1, *(d for d in value.shape[1:] if isinstance(d, int)))
+        if len(shape) != len(value.shape):
+            unbound[past] = f"state {past!r} of shape {list(value.shape)} is not served"
+            continue
+        made.append(StateSpec(past, present, shape))
     return tuple(made)
 
 
-def _check_present(b: Lowering, graph: Graph, layers: list[int], states: tuple[StateSpec, ...]) -> None:
-    """Each cache and state must come out under the name that the config pairs with it; anything else would mispair."""
-    info = graph.info
+def _check_present(b: Lowering, graph: Graph, states: tuple[StateSpec, ...]) -> None:
+    """Each cache and state must come out under the name that is paired with it; anything else would mispair."""
     expected: dict[str, LoweredValue] = {s.present: State(i, s.shape) for i, s in enumerate(states)}
-    for slot, layer in enumerate(layers):
-        expected[info.present_key % layer] = Past(slot, "key")
-        expected[info.present_value % layer] = Past(slot, "value")
+    for slot, cache in enumerate(graph.info.caches):
+        expected |= {cache.present_key: Past(slot, "key"), cache.present_value: Past(slot, "value")}
     wrong = [n for n, v in expected.items() if n not in graph.outputs or b.peek(n) != v]
     if wrong:
         raise UnsupportedModel(

@@ -54,7 +54,7 @@ def check_fed(info: DecoderInfo, prompt: Sequence[int], forced: Sequence[int]) -
     worst = max((*prompt, *forced))
     if worst >= info.vocabulary:
         raise BadRequest(f"id {worst} is outside the vocabulary of {info.vocabulary}", "check the tokenizer")
-    if len(prompt) + len(forced) > info.context_length:
+    if info.context_length is not None and len(prompt) + len(forced) > info.context_length:
         raise BadRequest(
             f"{len(prompt)} prompt and {len(forced)} forced ids do not fit the model's {info.context_length} positions",
             "give fewer",

@@ -123,27 +123,46 @@ class Subgraph:
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderInfo:
-    """What genai_config.json says: names, head geometry, end ids. Names with %d take the layer number."""
+class Cache:
+    """Names of one layer's cached keys and values, as they go in and as they come out."""
 
-    layers: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    hidden: int
-    vocabulary: int
-    context_length: int
-    eos_ids: tuple[int, ...]
-    input_ids: str
-    attention_mask: str
     past_key: str
     past_value: str
     present_key: str
     present_value: str
+
+
+CACHE_KINDS = ("past_key", "past_value", "present_key", "present_value")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderInfo:
+    """What is what, as configs say or structure shows: head geometry, sizes, names; "" where the graph has no such."""
+
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    context_length: int | None
+    """Positions that prompt and new tokens may take; None where nothing says, so that what is asked decides."""
+    eos_ids: tuple[int, ...]
+    input_ids: str
+    attention_mask: str
     logits: str
-    position_ids: str = "position_ids"
+    caches: tuple[Cache, ...]
+    """In the order of layers."""
+    position_ids: str = ""
     states: tuple[tuple[str, str], ...] = ()
-    """Past and present name patterns of convolution and recurrent states."""
+    """Past and present names of convolution and recurrent states."""
+    bound_by: Mapping[str, str] = field(default_factory=dict)
+    """What decided each of these, for people: "ids" by "genai_config.json", "caches" by "structure"."""
+
+
+def sources(bound_by: Mapping[str, str]) -> str:
+    """What decided a decoder's names and sizes, in one line: the subjects of each source together."""
+    subjects: dict[str, list[str]] = {}
+    for subject, source in bound_by.items():
+        subjects.setdefault(source, []).append(subject)
+    return "; ".join(f"{', '.join(names)} by {source}" for source, names in subjects.items())
 
 
 @dataclass(frozen=True, slots=True)

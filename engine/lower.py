@@ -170,6 +170,12 @@ class Lowering:
             )
         return made
 
+    def context_length(self) -> int:
+        """Positions that tables must hold, 0 without a decoder. Raises Refusal where nothing says how many."""
+        if self.info is not None and self.info.context_length is None:
+            raise Refusal("positions that its tables must hold are not known: write genai_config.json with them")
+        return self.info.context_length or 0 if self.info is not None else 0
+
     # -- making steps
 
     def apply(

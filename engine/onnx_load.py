@@ -6,9 +6,7 @@ One rule for links: after resolving links, every file must lie inside the resolv
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,12 @@ from numpy.typing import NDArray
 
 from engine import opsets
 from engine.errors import ModelFilesError
-from engine.graph import NEWEST, DecoderInfo, Dim, Graph, Node, Subgraph, Value, Weight, stored_bytes
+from engine.graph import NEWEST, Dim, Graph, Node, Subgraph, Value, Weight, stored_bytes
+from engine.model_config import GENAI, graph_path, read_configs
+from engine.model_files import AGAIN, inside, read_object, refuse_pointer
+from engine.roles import bind_roles
+from engine.structure import web_of
 
-LFS_MARK = b"version https://git-lfs.github.com/spec/"
-_AGAIN = "export the model again"
 _EXTERNAL_KEYS = ("location", "offset", "length", "checksum", "basepath")
 """What the standard has, and onnxruntime's prepacked_0, ... beside them."""
 _ELEMENT: dict[int, str] = {
@@ -46,11 +46,12 @@ _ELEMENT: dict[int, str] = {
 
 
 def load(folder: Path, *, hollow: bool = False) -> Graph:
-    """Load the decoder in `folder` (genai_config.json, model.onnx, external data).
+    """Load the decoder in `folder`: its configs, its graph, external data; names by config or structure.
 
     Initialisers of element types that are not served are listed, to be refused with the nodes. Raises ModelFilesError
     for a file that is missing, truncated, a Git LFS pointer, unreadable or outside the folder, and for a folder whose
-    weights are still to be made, unless `hollow` says that only their sizes matter.
+    weights are still to be made, unless `hollow` says that only their sizes matter; UnsupportedModel where neither
+    config nor structure says what is what.
     """
     try:
         return _load(folder, hollow=hollow)
@@ -70,9 +71,9 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
         raise ModelFilesError(
             f"the weights in {folder} are still to be made", f"run `assay models fill {folder}`, or plan only"
         )
-    config = _read_config(folder)
-    decoder = _section(config, "model", "decoder")
-    model = _read_model(inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json: "))
+    told = read_configs(folder)
+    _check_built_with_config(folder)
+    model = _read_model(graph_path(folder, told))
     unserved: dict[str, str] = {}
     constants = _constants(model.graph)
     weights = dict(_weights([*model.graph.initializer, *constants], folder, unserved))
@@ -87,15 +88,8 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
     stored = weights.keys() | unserved.keys()
     inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in stored}
     outputs = {v.name: v for v in map(_value, model.graph.output)}
-    info = _info(config, decoder)
-    for side, names, there in (("inputs", ("input_ids", "attention_mask"), inputs), ("outputs", ("logits",), outputs)):
-        for name in names:
-            given = decoder[side].get(name)
-            if given is not None and str(given) not in there:
-                raise ModelFilesError(
-                    f"genai_config.json names {given!r}, which the graph does not have",
-                    "check that both come from one export",
-                )
+    shapes = {v.name: v.shape for v in map(_value, model.graph.value_info)}
+    info = bind_roles(web_of(nodes, weights, inputs, outputs, shapes), told)
     return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder), unserved)
 
 
@@ -126,111 +120,34 @@ def recorded_digest(folder: Path) -> str | None:
 
 def graph_digests(folder: Path) -> tuple[str, str | None]:
     """Hex sha256 of the graph file, and the model digest that the zoo wrote of a build with weights, if it did."""
-    decoder = _section(_read_config(folder), "model", "decoder")
-    path = inside(folder, str(decoder.get("filename", "model.onnx")), "genai_config.json: ")
+    path = graph_path(folder, read_configs(folder))
     recorded = None if "hollow_bytes" in _recorded(folder) else recorded_digest(folder)
     return hashlib.sha256(path.read_bytes()).hexdigest(), recorded
 
 
 def _recorded(folder: Path) -> dict[str, Any]:
     """What the zoo wrote at build; empty for a model from elsewhere."""
-    path = inside(folder, "zoo.json")
-    if not path.is_file():
-        return {}
-    try:
-        recorded = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}", "build the model again") from error
-    if not isinstance(recorded, dict):
-        raise ModelFilesError(f"{path} does not hold an object", "build the model again")
-    return recorded
+    return read_object(folder, "zoo.json", "build the model again") or {}
 
 
-def _read_config(folder: Path) -> dict[str, Any]:
-    path = inside(folder, "genai_config.json")
-    if not path.is_file():
-        raise ModelFilesError(f"{path} is missing", "export the model with its genai_config.json")
-    _refuse_pointer(path)
-    try:
-        config = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelFilesError(f"{path} cannot be read: {error}", _AGAIN) from error
-    if not isinstance(config, dict):
-        raise ModelFilesError(f"{path} does not hold an object", _AGAIN)
-    return config
-
-
-def _section(config: dict[str, Any], *names: str) -> dict[str, Any]:
-    here: Any = config
-    for name in names:
-        here = here.get(name) if isinstance(here, dict) else None
-    if not isinstance(here, dict):
-        raise ModelFilesError(f"genai_config.json lacks {'.'.join(names)}", _AGAIN)
-    return here
-
-
-def _info(config: dict[str, Any], decoder: dict[str, Any]) -> DecoderInfo:
-    model = _section(config, "model")
-    inputs, outputs = _section(decoder, "inputs"), _section(decoder, "outputs")
-    eos = model.get("eos_token_id", [])
-    eos_ids = tuple(eos) if isinstance(eos, list) else (eos,)
-    for value in eos_ids:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ModelFilesError(f"genai_config.json: eos_token_id holds {value!r}", _AGAIN)
-    return DecoderInfo(
-        layers=_whole(decoder, "num_hidden_layers"),
-        heads=_whole(decoder, "num_attention_heads"),
-        kv_heads=_whole(decoder, "num_key_value_heads" if "num_key_value_heads" in decoder else "num_attention_heads"),
-        head_size=_whole(decoder, "head_size"),
-        hidden=_whole(decoder, "hidden_size"),
-        vocabulary=_whole(model, "vocab_size"),
-        context_length=_whole(model, "context_length"),
-        eos_ids=eos_ids,
-        input_ids=str(inputs.get("input_ids", "input_ids")),
-        attention_mask=str(inputs.get("attention_mask", "attention_mask")),
-        past_key=_per_layer(inputs, "past_key_names"),
-        past_value=_per_layer(inputs, "past_value_names"),
-        present_key=_per_layer(outputs, "present_key_names"),
-        present_value=_per_layer(outputs, "present_value_names"),
-        logits=str(outputs.get("logits", "logits")),
-        position_ids=str(inputs.get("position_ids", "position_ids")),
-        states=_states(inputs, outputs),
-    )
-
-
-def _states(inputs: dict[str, Any], outputs: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Name patterns of states: every past_*_names beside keys and values, with its present_*_names."""
-    made = []
-    for name in sorted(inputs):
-        if name.startswith("past_") and name.endswith("_names") and name not in ("past_key_names", "past_value_names"):
-            made.append((_per_layer(inputs, name), _per_layer(outputs, "present_" + name.removeprefix("past_"))))
-    return tuple(made)
-
-
-def _whole(section: dict[str, Any], name: str) -> int:
-    value = section.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ModelFilesError(f"genai_config.json: {name} is {value!r}, not a whole number above zero", _AGAIN)
-    return value
-
-
-def _per_layer(section: dict[str, Any], name: str) -> str:
-    pattern = section.get(name)
-    if not isinstance(pattern, str) or pattern.count("%") != 1 or "%d" not in pattern:
-        raise ModelFilesError(f"genai_config.json: {name} is {pattern!r}, not a name with one %d for the layer", _AGAIN)
-    return pattern
+def _check_built_with_config(folder: Path) -> None:
+    """A build of the zoo without its config would be another model under the same digest. Raises ModelFilesError."""
+    files = _recorded(folder).get("files")
+    listed = isinstance(files, list) and any(isinstance(f, dict) and f.get("name") == GENAI for f in files)
+    if listed and not (folder / GENAI).is_file():
+        raise ModelFilesError(f"{folder / GENAI} is missing", "fetch the whole folder, or build the model again")
 
 
 def _read_model(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise ModelFilesError(f"{path} is missing", "export the model again, or fetch the whole folder")
-    _refuse_pointer(path)
+    refuse_pointer(path)
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:
-        raise ModelFilesError(f"{path} is not a readable ONNX file: {error}", _AGAIN) from error
+        raise ModelFilesError(f"{path} is not a readable ONNX file: {error}", AGAIN) from error
     if not model.graph.node:
-        raise ModelFilesError(f"{path} holds no graph", _AGAIN)
+        raise ModelFilesError(f"{path} holds no graph", AGAIN)
     return model
 
 
@@ -263,7 +180,7 @@ def _weights(
             continue
         shape = tuple(int(d) for d in tensor.dims)
         if any(d < 0 for d in shape):
-            raise ModelFilesError(f"initialiser {tensor.name} has the shape {list(shape)}", _AGAIN)
+            raise ModelFilesError(f"initialiser {tensor.name} has the shape {list(shape)}", AGAIN)
         expected = stored_bytes(dtype, math.prod(shape))
         if tensor.data_location == onnx.TensorProto.EXTERNAL:
             data = _external(tensor, folder, expected, maps)
@@ -272,7 +189,7 @@ def _weights(
         if data.nbytes != expected:
             raise ModelFilesError(
                 f"initialiser {tensor.name} has {data.nbytes} bytes where {dtype}{list(shape)} needs {expected}",
-                _AGAIN,
+                AGAIN,
             )
         yield tensor.name, Weight(tensor.name, dtype, shape, data)
 
@@ -291,11 +208,11 @@ def _inline(tensor: onnx.TensorProto) -> NDArray[np.uint8]:
 def _values(tensor: onnx.TensorProto, owner: str) -> NDArray[Any]:
     """A tensor's values out of the graph file alone: no file is opened for it, wherever it says that they lie."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        raise ModelFilesError(f"{owner}: its value lies in another file, which only initialisers may", _AGAIN)
+        raise ModelFilesError(f"{owner}: its value lies in another file, which only initialisers may", AGAIN)
     try:
         return np.asarray(onnx.numpy_helper.to_array(tensor))
     except (ValueError, TypeError, KeyError) as error:
-        raise ModelFilesError(f"{owner}: its values do not fit its type and shape", _AGAIN) from error
+        raise ModelFilesError(f"{owner}: its values do not fit its type and shape", AGAIN) from error
 
 
 def _external(
@@ -304,14 +221,14 @@ def _external(
     entries = {_text(e.key): _text(e.value) for e in tensor.external_data}
     for key in entries:  # a misspelt offset would read other numbers in silence
         if key not in _EXTERNAL_KEYS and not key.startswith("prepacked_"):
-            raise ModelFilesError(f"initialiser {tensor.name}: external data has the unknown entry {key!r}", _AGAIN)
+            raise ModelFilesError(f"initialiser {tensor.name}: external data has the unknown entry {key!r}", AGAIN)
     if len(entries) != len(tensor.external_data):
-        raise ModelFilesError(f"initialiser {tensor.name}: external data has an entry twice", _AGAIN)
+        raise ModelFilesError(f"initialiser {tensor.name}: external data has an entry twice", AGAIN)
     path = inside(folder, entries.get("location", ""), f"initialiser {tensor.name}: data ")
     try:
         offset, length = int(entries.get("offset", "0")), int(entries.get("length", str(expected)))
     except ValueError as error:
-        raise ModelFilesError(f"initialiser {tensor.name}: offset or length is no number", _AGAIN) from error
+        raise ModelFilesError(f"initialiser {tensor.name}: offset or length is no number", AGAIN) from error
     if path not in maps:
         maps[path] = _map_file(path)
     size = maps[path].nbytes
@@ -326,26 +243,10 @@ def _external(
 def _map_file(path: Path) -> NDArray[np.uint8]:
     if not path.is_file():
         raise ModelFilesError(f"data file {path} is missing", "fetch the whole model folder, or export again")
-    _refuse_pointer(path)
+    refuse_pointer(path)
     if path.stat().st_size == 0:
         return np.empty(0, np.uint8)
     return np.asarray(np.memmap(path, np.uint8, mode="r"))
-
-
-def _refuse_pointer(path: Path) -> None:
-    with path.open("rb") as file:
-        if file.read(len(LFS_MARK)) == LFS_MARK:
-            raise ModelFilesError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
-
-
-def inside(folder: Path, location: str, owner: str = "") -> Path:
-    """The file at `location` in a model folder, links resolved. Raises ModelFilesError where it lies elsewhere."""
-    root = folder.resolve()
-    bad = not location or "\\" in location or "\0" in location or Path(location).is_absolute()
-    path = Path(os.path.realpath(root / location)) if not bad else root  # unlike resolve(), calm about loops of links
-    if bad or not path.is_relative_to(root) or path == root:
-        raise ModelFilesError(f"{owner}location {location!r} is not a file inside the model folder", _AGAIN)
-    return path
 
 
 def _node(index: int, node: onnx.NodeProto, imports: Mapping[str, int], read: Reader) -> Node:
@@ -361,7 +262,7 @@ def _attribute(attribute: onnx.AttributeProto, node: str, imports: Mapping[str, 
     try:
         value = onnx.helper.get_attribute_value(attribute)
     except ValueError as error:
-        raise ModelFilesError(f"node {node}: attribute {attribute.name!r} cannot be read", _AGAIN) from error
+        raise ModelFilesError(f"node {node}: attribute {attribute.name!r} cannot be read", AGAIN) from error
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, onnx.GraphProto):
@@ -385,5 +286,5 @@ def _value(value: onnx.ValueInfoProto) -> Value:
 def _text(value: str) -> str:
     """A name as text: protobuf hands out bytes where they are no UTF-8."""
     if not isinstance(value, str):
-        raise ModelFilesError(f"the graph holds a name that is no text: {value!r}", _AGAIN)
+        raise ModelFilesError(f"the graph holds a name that is no text: {value!r}", AGAIN)
     return value

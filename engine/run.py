@@ -20,7 +20,7 @@ from engine.device.sim import SimDevice
 from engine.equations import Equation, Sums, evaluate
 from engine.errors import BadRequest, EngineError, OutOfMemory, Refused
 from engine.generate import Clock, Progress, emitted_tokens, generate
-from engine.graph import Graph
+from engine.graph import Graph, sources
 from engine.journal import Emit
 from engine.kv import KvCache
 from engine.kv_layout import Buckets, Forecast, forecast
@@ -107,7 +107,7 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> N
     setup = set_up(request, device, graph, plans, progress.tally, given)
     generations = generate(request, emit, clock, progress, setup.decoder, graph)
     record(request, setup.decoder.routing)
-    _report(request, emit, progress, setup, plans[1], generations)
+    _report(request, emit, progress, setup, graph, plans[1], generations)
 
 
 @dataclass(slots=True)
@@ -147,11 +147,11 @@ def set_up(
     return Setup(ledger, pool, pager, kv, decoder, budget)
 
 
-def _buckets(request: RunRequest, positions: int, context: int) -> Buckets:
+def _buckets(request: RunRequest, positions: int, context: int | None) -> Buckets:
     """What the cache grows through; without a capacity asked for, up to what the run needs within the context."""
     asked, least = request.config.kv_capacity, request.config.kv_min_bucket
     if asked is None:
-        return Buckets(Buckets(context, least).of(positions), least)
+        return Buckets(Buckets(context or positions, least).of(positions), least)
     if asked < positions:
         raise BadRequest(f"kv_capacity {asked} is below the {positions} positions of prompt and tokens", "raise it")
     return Buckets(asked, least)
@@ -191,7 +191,7 @@ def _check_prompt(request: RunRequest, graph: Graph) -> None:
             f"prompt id {worst} is outside the vocabulary of {graph.info.vocabulary}", "check the tokenizer"
         )
     needed = max(map(len, request.prompts)) + request.tokens
-    if needed > graph.info.context_length:
+    if graph.info.context_length is not None and needed > graph.info.context_length:
         raise BadRequest(
             f"prompt and tokens need {needed} positions, the model has {graph.info.context_length}",
             "ask for fewer tokens",
@@ -208,13 +208,20 @@ def _check_reuse(request: RunRequest, plan: Plan) -> None:
 
 
 def _report(
-    request: RunRequest, emit: Emit, progress: Progress, setup: Setup, plan: Plan, generations: list[dict[str, Any]]
+    request: RunRequest,
+    emit: Emit,
+    progress: Progress,
+    setup: Setup,
+    graph: Graph,
+    plan: Plan,
+    generations: list[dict[str, Any]],
 ) -> None:
     device = progress.device
     assert device is not None
     setup.ledger.audit(device.mapped_bytes, setup.pool.free_bytes)
     counters = progress.read()
     facts = _facts(request, setup, plan, generations)
+    facts["bound_by"] = sources(graph.info.bound_by)
     routing = setup.decoder.routing
     traffic = list(zip(plan.keys, setup.pager.traffic, strict=True))
     sums = Sums(

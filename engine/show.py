@@ -71,6 +71,7 @@ def _result(result: dict[str, Any]) -> list[str]:
     per_token = c["htod_bytes"] / tokens
     floor = f["floor_bytes_per_token"]
     rows = [
+        f"bound by: {f['bound_by']}",
         f"weights: {_pick(f, 'weight_bytes', 'keys', 'largest_key', 'largest_key_bytes', 'budget_bytes')} "
         f"{_pick(f, 'capacity_bytes')}",
         f"weight_offload_cache: {_pick(c, 'page_ins', 'hits', 'evictions', 'bypassed_page_ins')} "

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelFilesError
-from engine.onnx_load import LFS_MARK, inside
+from engine.model_files import LFS_MARK, inside
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -11,6 +11,7 @@ from typing import Any
 from engine.bind import lower
 from engine.config import POLICIES, check
 from engine.errors import BadRequest
+from engine.graph import sources
 from engine.kv_layout import layout_floors
 from engine.onnx_load import load
 from engine.survey import Setting, survey
@@ -41,15 +42,15 @@ def run(arguments: argparse.Namespace) -> int:
         config["weight_budget"] = _budget(arguments.weight_budget)
     checked = check(config)
     graph = load(Path(arguments.model), hollow=True)
-    if arguments.rows > graph.info.context_length:
-        raise BadRequest(
-            f"--rows is {arguments.rows}, the model has {graph.info.context_length} positions", "give fewer"
-        )
+    context = graph.info.context_length
+    if context is not None and arguments.rows > context:
+        raise BadRequest(f"--rows is {arguments.rows}, the model has {context} positions", "give fewer")
     setting = Setting(checked.weight_budget, checked.policy, checked.granule)
     plan = lower(graph, arguments.rows)
-    document = {"model": arguments.model, "digest": graph.digest, **survey(plan, setting)}
-    floors = layout_floors(plan.kv, graph.info.context_length, document["residency"]["granule_bytes"])
-    document["kv_layouts"] = [asdict(f) for f in floors]
+    document = {"model": arguments.model, "digest": graph.digest, "bound_by": dict(graph.info.bound_by)}
+    document |= survey(plan, setting)
+    granule = document["residency"]["granule_bytes"]
+    document["kv_layouts"] = [asdict(f) for f in layout_floors(plan.kv, context, granule)] if context else []
     print(json.dumps(document) if arguments.json else text_of(document))
     return 0
 
@@ -66,6 +67,7 @@ def text_of(d: dict[str, Any]) -> str:
     keys, floors, capture = d["keys"], d["floors"], d["capture"]
     rows = [
         f"plan: rows={d['rows']} steps={d['nodes']['steps']} kernels={len(d['kernels'])}",
+        f"bound by: {sources(d['bound_by'])}",
         f"nodes: {_pairs(d['nodes']['by_op'])}",
         f"buffers: {_pairs(d['buffers'])}",
         f"keys: count={keys['count']} weight_bytes={keys['weight_bytes']} "

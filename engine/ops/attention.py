@@ -112,7 +112,7 @@ def caches(kv: KvGeometry, past: Past) -> list[Operand]:
 def _rotary(b: Lowering, node: Node, head_size: int, operands: list[Operand]) -> int | None:
     """Append the tables; where they depend on the length, both pairs, and the length above which the long one holds."""
     cos, sin = b.value(node.input(7)), b.value(node.input(8))
-    positions = b.info.context_length if b.info is not None else 0
+    positions = b.context_length()
     if isinstance(cos, ByLength) and isinstance(sin, ByLength) and cos.threshold == sin.threshold:
         _check_tables(cos.above, sin.above, head_size, positions)
         _check_tables(cos.below, sin.below, head_size, min(positions, cos.threshold))

@@ -77,7 +77,7 @@ def check_start(sin: WeightValue) -> None:
 
 def _check_rows(b: Lowering, sin: WeightValue, shift: Switched | None) -> None:
     """Refuse a table that ends before the context does, or that starts anew where nothing moves the positions."""
-    context = b.info.context_length if b.info is not None else 0
+    context = b.context_length()
     if shift is None:
         check_start(sin)
         first, last = 0, context

@@ -159,7 +159,8 @@ def _given(graph: Graph, ids: Sequence[int]) -> dict[str, Value]:
     info = graph.info
     made: dict[str, Value] = {name: Start(name, value.dtype) for name, value in graph.inputs.items()}
     made[info.input_ids] = np.asarray([ids], np.int64)
-    made[info.attention_mask] = np.ones((1, len(ids)), np.int64)
+    if info.attention_mask:
+        made[info.attention_mask] = np.ones((1, len(ids)), np.int64)
     if info.position_ids in graph.inputs:
         rows = np.arange(len(ids), dtype=np.int64)
         rank = len(graph.inputs[info.position_ids].shape)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import ModelFilesError, UnsupportedModel
-from engine.onnx_load import LFS_MARK
+from engine.model_files import LFS_MARK
 
 if TYPE_CHECKING:
     from gguf import ReaderTensor

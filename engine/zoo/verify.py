@@ -12,12 +12,11 @@ from typing import Any
 import onnx
 
 from engine.errors import ModelFilesError, UnsupportedModel
-from engine.graph import Graph
+from engine.graph import Graph, sources
+from engine.model_config import read_configs
 from engine.onnx_load import load
 from engine.zoo.fetch import sha256_of
 from engine.zoo.folder import ZOO_FILE, digest_of
-from engine.zoo.genai import CONFIG_FILE
-from engine.zoo.writer import MODEL_FILE
 
 _REBUILD = "delete the folder and build or export the model again"
 
@@ -61,7 +60,8 @@ def check(folder: Path) -> CheckReport:
         broken = Finding("graph and data", State.BAD, error.message, error.remedy)
         return CheckReport(folder, (broken, *_recorded_files(folder)), None)
     findings = [Finding("graph and data", State.OK, f"{len(graph.nodes)} nodes, {len(graph.weights)} weights")]
-    findings += _names(folder, graph)
+    findings.append(Finding("bound by", State.OK, sources(graph.info.bound_by)))
+    findings += _names(graph)
     findings += _recorded_files(folder)
     if (folder / ZOO_FILE).is_file() and "hollow_bytes" in _zoo(folder):
         still = Finding("weights", State.UNKNOWN, "still to be made", f"run `assay models fill {folder}`")
@@ -72,7 +72,7 @@ def check(folder: Path) -> CheckReport:
 
 
 def model_digest(folder: Path) -> str:
-    """Hex sha256 over (relative name, sha256) of the graph, its external data files and genai_config.json.
+    """Hex sha256 over (relative name, sha256) of the graph, its external data and the configs that decide anything.
 
     The tokenizer is not in it: runs are compared by prompt ids. Raises ModelFilesError for a folder that does not
     load, UnsupportedModel for one with element types that are not served.
@@ -83,35 +83,23 @@ def model_digest(folder: Path) -> str:
 def model_files(folder: Path) -> list[str]:
     """Names, sorted, of the files that fix what the model computes, relative to `folder`; raises as `load` does."""
     load(folder)  # every file is there, whole, inside the folder and no pointer
-    graph = str(_decoder(folder).get("filename", MODEL_FILE))
-    model = onnx.load_model(str(folder / graph), load_external_data=False)
+    told = read_configs(folder)
+    model = onnx.load_model(str(folder / told.filename), load_external_data=False)
     locations = {
         entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
     }
-    return sorted({CONFIG_FILE, graph, *locations})
+    return sorted({*told.files, told.filename, *locations})
 
 
-def _decoder(folder: Path) -> dict[str, Any]:
-    decoder: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_bytes())["model"]["decoder"]
-    return decoder
-
-
-def _names(folder: Path, graph: Graph) -> Iterator[Finding]:
-    """Every graph input and output is named by genai_config.json, and every layer has state both in and out."""
-    decoder = _decoder(folder)
-    layers = int(decoder["num_hidden_layers"])
-    for side, values in (("inputs", set(graph.inputs)), ("outputs", set(graph.outputs))):
-        patterns = [str(pattern) for pattern in decoder[side].values()]
-        per_layer = [{p % n for p in patterns if "%d" in p} for n in range(layers)]
-        named = {p for p in patterns if "%d" not in p}.union(*per_layer)
-        stray = sorted(values - named)
-        bare = [n for n, names in enumerate(per_layer) if not names & values]
-        if stray or bare:
-            faults = [f"does not name {', '.join(stray)}"] if stray else []
-            faults += [f"names no state that the graph has for layers {bare}"] if bare else []
-            yield Finding(f"{side} names", State.BAD, f"{CONFIG_FILE} {' and '.join(faults)}", _REBUILD)
-        else:
-            yield Finding(f"{side} names", State.OK, f"{len(values)} {side}, all named by {CONFIG_FILE}")
+def _names(graph: Graph) -> Iterator[Finding]:
+    """Every input is ids, mask, positions, or a layer's cache or state; further outputs are not asked for."""
+    info = graph.info
+    pasts = {name for c in info.caches for name in (c.past_key, c.past_value)} | {past for past, _ in info.states}
+    stray = sorted(graph.inputs.keys() - pasts - {info.input_ids, info.attention_mask, info.position_ids})
+    if stray:
+        yield Finding("inputs names", State.BAD, f"nothing says what these are: {', '.join(stray)}", _REBUILD)
+    else:
+        yield Finding("inputs names", State.OK, f"{len(graph.inputs)} inputs, all of them known")
 
 
 def _recorded_files(folder: Path) -> Iterator[Finding]:

@@ -126,7 +126,7 @@ class Bench:
         self.ledger = Ledger(self.device.granule_bytes, limit, self.tally)
         self.pool = Pool(self.device, self.ledger)
         self.pager = Pager(self.device, self.plan, policy, budget, self.ledger, self.pool, self.tally)
-        most = capacity or Buckets(self.graph.info.context_length, least).of(positions)
+        most = capacity or Buckets(self.graph.info.context_length or positions, least).of(positions)
         cache = (self.plan.kv, layout, Buckets(most, least))
         self.kv = KvCache(self.device, *cache, self.ledger, self.pool, self.tally, sequences)
         self.decoder = Decoder(self.device, self.graph, self.plans, self.pager, self.kv, capture, self.tally)

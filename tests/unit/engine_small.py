@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.graph import DecoderInfo, Graph, Node, Subgraph, Value, Weight
+from engine.graph import Cache, DecoderInfo, Graph, Node, Subgraph, Value, Weight
 from tests.unit.engine_plain import stored
 
 VOCABULARY, HIDDEN, HEADS, HEAD_SIZE, CONTEXT = 12, 16, 2, 8, 24
@@ -84,22 +84,18 @@ class Small:
         presents = [f"present.{layer}.{what}" for layer in range(self.layers) for what in ("key", "value")]
         outputs = {n: Value(n, "float32", ()) for n in ("logits", *presents)}
         info = DecoderInfo(
-            layers=self.layers,
-            heads=HEADS,
             kv_heads=1,
             head_size=HEAD_SIZE,
-            hidden=self.hidden,
             vocabulary=VOCABULARY,
             context_length=CONTEXT,
             eos_ids=(),
             input_ids="input_ids",
             attention_mask="attention_mask",
-            past_key="past.%d.key",
-            past_value="past.%d.value",
-            present_key="present.%d.key",
-            present_value="present.%d.value",
             logits="logits",
-        )
+            caches=tuple(Cache(*(f"{kind}.{layer}.{what}" for kind in ("past", "present") for what in ("key", "value")))
+                         for layer in range(self.layers)),
+            position_ids="position_ids",
+        )  # fmt: skip
         return Graph(tuple(self.nodes), self.weights, self.inputs, outputs, info, None)
 
 

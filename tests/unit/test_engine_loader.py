@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from engine.bind import lower
 from engine.errors import EngineError, ModelFilesError, UnsupportedModel
-from engine.onnx_load import LFS_MARK, load
+from engine.model_files import LFS_MARK
+from engine.onnx_load import load
 from tests.unit.engine_rig import build_tiny, edited, initializer, node, reconfigured, run, set_entry
 
 GATE = "model.layers.0.mlp.gate_proj.MatMul.weight_Q4"
@@ -47,7 +48,7 @@ def moved(tiny: Path, into: Path, entry: str, value: str | None) -> Path:
 
 def test_a_whole_folder_loads(tiny: Path) -> None:
     graph = load(tiny)
-    assert graph.info.layers == 2 and graph.info.vocabulary == 512
+    assert len(graph.info.caches) == 2 and graph.info.vocabulary == 512
     assert graph.weights[GATE].shape == (256, 4, 16)
     assert not graph.weights[GATE].data.flags.owndata, "weights are views of the mapped file"
     assert graph.digest is not None
@@ -353,7 +354,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "no model": (lambda c: c.pop("model"), "model.decoder"),
     "no decoder": (lambda c: c["model"].pop("decoder"), "model.decoder"),
     "decoder is a list": (lambda c: c["model"].update(decoder=[]), "model.decoder"),
-    "no inputs": (lambda c: decoder(c).pop("inputs"), "inputs"),
+    "inputs is a list": (lambda c: decoder(c).update(inputs=[]), "inputs"),
     "no head size": (lambda c: decoder(c).pop("head_size"), "head_size"),
     "head size in words": (lambda c: decoder(c).update(head_size="wide"), "wide"),
     "head size zero": (lambda c: decoder(c).update(head_size=0), "head_size"),

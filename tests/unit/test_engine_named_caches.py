@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from engine.bind import lower
-from engine.errors import ModelFilesError, UnsupportedModel
-from engine.graph import DTYPES, Graph
+from engine.errors import UnsupportedModel
+from engine.graph import CACHE_KINDS, DTYPES, Cache, Graph
 from engine.onnx_load import load
 from tests.unit.engine_rig import Bench, build_tiny, edited, reconfigured, run
 from tests.unit.engine_small import HEAD_SIZE, Small
@@ -33,17 +33,16 @@ def decoder(cache: str = "float32") -> Graph:
 
 def renamed(graph: Graph, key: str, value: str, new_key: str, new_value: str) -> Graph:
     """The same graph with other names of its caches, its inputs listed as text sorts them: 0, 1, 10, 11, 2."""
-    names: dict[str, str] = {}
-    for layer in range(LAYERS):
-        names |= {f"past.{layer}.key": key % layer, f"past.{layer}.value": value % layer}
-        names |= {f"present.{layer}.key": new_key % layer, f"present.{layer}.value": new_value % layer}
+    caches = tuple(Cache(*(pattern % n for pattern in (key, value, new_key, new_value))) for n in range(LAYERS))
+    pairs = zip(graph.info.caches, caches, strict=True)
+    names = {getattr(old, kind): getattr(new, kind) for old, new in pairs for kind in CACHE_KINDS}
     nodes = tuple(
         replace(n, inputs=tuple(names.get(i, i) for i in n.inputs), outputs=tuple(names.get(o, o) for o in n.outputs))
         for n in graph.nodes
     )
     inputs = {names.get(n, n): replace(v, name=names.get(n, n)) for n, v in graph.inputs.items()}
     outputs = {names.get(n, n): v for n, v in graph.outputs.items()}
-    info = replace(graph.info, past_key=key, past_value=value, present_key=new_key, present_value=new_value)
+    info = replace(graph.info, caches=caches)
     return replace(graph, nodes=nodes, inputs=dict(sorted(inputs.items())), outputs=outputs, info=info)
 
 
@@ -118,7 +117,7 @@ def test_field_52_keys_and_values_in_one_tensor_are_refused_with_the_names(tiny:
         del names["past_key_names"], names["past_value_names"]
         names["past_names"] = "past_%d"
 
-    with pytest.raises(ModelFilesError, match="past_key_names is None, not a name with one %d"):
+    with pytest.raises(UnsupportedModel, match="hold keys and values in one"):
         load(reconfigured(tiny, tmp_path / "m", edit))
 
     def both(config: dict[str, Any]) -> None:

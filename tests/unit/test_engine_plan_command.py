@@ -126,7 +126,7 @@ def test_the_text_has_a_line_for_each_subject(tiny: Path, capsys: pytest.Capture
     assert main(["plan", "--model", str(tiny), "--weight-budget", "60%", "--granule", str(G)]) == 0
     lines = capsys.readouterr().out.splitlines()
     subjects = [line.split(":")[0].split(" (")[0] for line in lines]
-    assert subjects[:6] == ["plan", "nodes", "buffers", "keys", "largest_key", "widest_step"]
+    assert subjects[:7] == ["plan", "bound by", "nodes", "buffers", "keys", "largest_key", "widest_step"]
     assert {"constants", "hosts", "states", "kv", "pass", "residency", "capture", "seam_reason", "floors"} <= {
         *subjects
     }

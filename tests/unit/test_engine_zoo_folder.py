@@ -212,7 +212,7 @@ def test_a_whole_build_checks_out(built: Path) -> None:
         ("model.onnx.data", flip, "model digest"),
         ("model.onnx", Path.unlink, "graph and data"),
         ("genai_config.json", Path.unlink, "graph and data"),
-        ("genai_config.json", rename_cache, "inputs names"),
+        ("genai_config.json", rename_cache, "graph and data"),
         ("tokenizer.json", flip, "tokenizer.json"),
         ("tokenizer.json", Path.unlink, "tokenizer.json"),
         ("zoo.json", truncate, "zoo.json"),

@@ -1,0 +1,493 @@
+"""Decoders that no config names: what is what follows from the nodes, or is refused with the list of names."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from engine import oracle
+from engine.__main__ import main
+from engine.bind import lower
+from engine.errors import ModelFilesError, UnsupportedModel
+from engine.graph import CACHE_KINDS, Cache, Graph, Node, Value
+from engine.layer_names import are_crossed, contradictions
+from engine.model_config import Told
+from engine.onnx_load import load
+from engine.roles import bind_roles
+from engine.structure import web_of
+from engine.zoo import check, model_digest
+from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, edited, run
+from tests.unit.engine_small import HEAD_SIZE, MICROSOFT, VOCABULARY, Small
+
+LAYERS = 12
+NOTHING_TOLD = Told("model.onnx", {}, (), None, None, None, None, (), {})
+Names = Callable[[int], tuple[str, str, str, str]]
+
+
+def decoder(layers: int = LAYERS) -> Graph:
+    """Layers one behind another, each with a cache of its own: a swap of two shows in the logits."""
+    s = Small(layers=layers)
+    x = s.embedded()
+    for layer in range(layers):
+        x = s.add("Add", x, s.add("Mul", s.attended(x, layer), s.constant(0.1, np.float32)))
+    s.head(x)
+    return s.graph()
+
+
+def renamed(graph: Graph, names: Mapping[str, str], seed: int | None = None) -> Graph:
+    """Other names for inputs and outputs, and the order of both shuffled."""
+
+    def dressed(old: Mapping[str, Value]) -> dict[str, Value]:
+        new = [(names.get(n, n), replace(v, name=names.get(n, n))) for n, v in old.items()]
+        if seed is not None:
+            random.Random(seed).shuffle(new)
+        return dict(new)
+
+    def also(old: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(names.get(n, n) for n in old)
+
+    nodes = tuple(replace(n, inputs=also(n.inputs), outputs=also(n.outputs)) for n in graph.nodes)
+    return replace(graph, nodes=nodes, inputs=dressed(graph.inputs), outputs=dressed(graph.outputs))
+
+
+def by_structure(graph: Graph, told: Told = NOTHING_TOLD) -> Graph:
+    """The graph with what the structure says of it, in place of what it was made with."""
+    web = web_of(graph.nodes, graph.weights, graph.inputs, graph.outputs, {})
+    return replace(graph, info=bind_roles(web, told))
+
+
+def cache_names(graph: Graph, names: Names) -> dict[str, str]:
+    """From the names of a graph's caches to those of a scheme."""
+    pairs = ((c, Cache(*names(layer))) for layer, c in enumerate(graph.info.caches))
+    return {getattr(old, kind): getattr(new, kind) for old, new in pairs for kind in CACHE_KINDS}
+
+
+def logits_of(graph: Graph) -> bytes:
+    """Of a prompt and two tokens that are fed."""
+    bench = Bench(graph, rows=(4,), positions=8)
+    bench.prefill([1, 5, 3, 2])
+    made = [bench.prompt_logits(4)]
+    for token in (7, 4):
+        bench.force(token)
+        made.append(bench.logits())
+    return b"".join(row.tobytes() for row in made)
+
+
+WORDS = ("zeta", "eta", "mu", "nu", "xi", "pi", "rho", "tau", "phi", "chi", "psi", "alpha")
+GAPS = (0, 1, 3, 4, 8, 9, 10, 11, 20, 21, 100, 101)
+SCHEMES: dict[str, Names] = {
+    "optimum": lambda n: (f"past_key_values.{n}.key", f"past_key_values.{n}.value", f"p.{n}.key", f"p.{n}.value"),
+    "underscores": lambda n: (f"past_key_{n}", f"past_value_{n}", f"present_key_{n}", f"present_value_{n}"),
+    "letters": lambda n: (f"cache_k_{n}", f"cache_v_{n}", f"new_cache_k_{n}", f"new_cache_v_{n}"),
+    "camel": lambda n: (f"kCache{n}", f"vCache{n}", f"kCacheOut{n}", f"vCacheOut{n}"),
+    "counted on": lambda n: (f"past_{2 * n}", f"past_{2 * n + 1}", f"present_{2 * n}", f"present_{2 * n + 1}"),
+    "no numbers": lambda n: (f"{WORDS[n]}.k", f"{WORDS[n]}.v", f"{WORDS[n]}.k_out", f"{WORDS[n]}.v_out"),
+    "automatic outputs": lambda n: (f"past_key_{n}", f"past_value_{n}", f"getitem_{7 * n}", f"getitem_{90 - 2 * n}"),
+    "gaps": lambda n: (f"k.{GAPS[n]}.past", f"v.{GAPS[n]}.past", f"k.{GAPS[n]}.present", f"v.{GAPS[n]}.present"),
+    "two numbers": lambda n: (f"in.of12.{n}.key", f"in.of12.{n}.value", f"out.of12.{n}.key", f"out.of12.{n}.value"),
+}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_field_52_every_scheme_of_names_is_bound_by_structure_bit_for_bit(scheme: str) -> None:
+    graph = decoder()
+    expected = logits_of(graph)
+    names = cache_names(graph, SCHEMES[scheme])
+    for seed in range(3):
+        found = by_structure(renamed(graph, names, seed))
+        assert [c.past_key for c in found.info.caches] == [SCHEMES[scheme](n)[0] for n in range(LAYERS)]
+        assert found.info.bound_by["caches"] == "structure"
+    assert logits_of(found) == expected
+
+
+def test_field_52_ids_and_mask_by_any_name_and_sizes_from_the_graph() -> None:
+    graph = decoder()
+    odd = {"input_ids": "tokens", "attention_mask": "keep", "logits": "scores"}
+    info = by_structure(renamed(graph, odd, 1)).info
+    assert (info.input_ids, info.attention_mask, info.position_ids, info.logits) == ("tokens", "keep", "", "scores")
+    assert (info.kv_heads, info.head_size, info.vocabulary) == (1, HEAD_SIZE, VOCABULARY)
+    assert info.context_length is None and info.eos_ids == ()
+    assert "what is asked" in info.bound_by["context length"]
+    assert logits_of(by_structure(renamed(graph, odd, 1))) == logits_of(graph)
+
+
+def contradicted(change: Callable[[list[list[str]]], None]) -> dict[str, str]:
+    """Names of the letters' scheme, some of them exchanged."""
+    table = [list(SCHEMES["letters"](n)) for n in range(LAYERS)]
+    change(table)
+    return cache_names(decoder(), lambda n: tuple(table[n]))  # type: ignore[arg-type,return-value]
+
+
+def _swap(rows: tuple[int, ...], columns: tuple[int, int]) -> Callable[[list[list[str]]], None]:
+    def change(table: list[list[str]]) -> None:
+        for row in rows:
+            a, b = columns
+            table[row][a], table[row][b] = table[row][b], table[row][a]
+
+    return change
+
+
+def _swap_layers(first: int, second: int, columns: tuple[int, ...]) -> Callable[[list[list[str]]], None]:
+    def change(table: list[list[str]]) -> None:
+        for c in columns:
+            table[first][c], table[second][c] = table[second][c], table[first][c]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_swap((0,), (0, 1)), "cache_v_0 is used as the key"),
+        (_swap(tuple(range(LAYERS)), (0, 1)), "cache_v_0 is used as the key"),
+        (_swap(tuple(range(LAYERS)), (2, 3)), "new_cache_v_0 is used as the key"),
+        (_swap_layers(1, 10, (0, 1, 2, 3)), "layers run in the order cache_k_0, cache_k_10"),
+        (_swap_layers(0, 1, (1,)), "layers run in the order cache_v_1, cache_v_0"),
+        (_swap_layers(2, 11, (2, 3)), "layers run in the order new_cache_k_0, new_cache_k_1, new_cache_k_11"),
+    ],
+)
+def test_field_52_names_that_contradict_the_structure_are_refused_with_the_list(
+    change: Callable[[list[list[str]]], None], says: str
+) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        by_structure(renamed(decoder(), contradicted(change), 2))
+    assert says in caught.value.message
+    assert "'cache_k_11'" in caught.value.message and "'new_cache_v_0'" in caught.value.message, "the names"
+    assert "genai_config.json" in caught.value.remedy and "past_key_names" in caught.value.remedy
+
+
+def test_field_52_numbers_check_names_and_never_more() -> None:
+    assert not contradictions([["k0", "k2"], ["v0", "v2"]])
+    assert contradictions([["k0", "k1"], ["v0", "v2"]]), "one layer has k1 and v2"
+    assert contradictions([["past0", "past1"], ["past1", "past2"]]), "the same words may count on, not overlap"
+    assert not contradictions([["getitem_9", "getitem_4"]]), "an automatic name's number is no layer"
+    assert not are_crossed("past_key_values.0.key", "past_key_values.0.value")
+    assert are_crossed("past_key_values.0.value", "past_key_values.0.key")
+    assert are_crossed("vcache_0", "kcache_0") and not are_crossed("kcache_0", "vcache_0")
+    assert not are_crossed("a", "b")
+
+
+def _lost(graph: Graph) -> Graph:
+    outputs = {n: v for n, v in graph.outputs.items() if n != "present.1.value"}
+    return replace(graph, outputs=outputs)
+
+
+def _shared(graph: Graph) -> Graph:
+    swap = {"past.1.key": "past.0.key", "past.1.value": "past.0.value"}
+    nodes = tuple(replace(n, inputs=tuple(swap.get(i, i) for i in n.inputs)) for n in graph.nodes)
+    return replace(graph, nodes=nodes, inputs={n: v for n, v in graph.inputs.items() if n not in swap})
+
+
+def _one_is_no_input(graph: Graph) -> Graph:
+    nodes = tuple(
+        replace(n, inputs=tuple("embedding" if i == "past.1.value" else i for i in n.inputs)) for n in graph.nodes
+    )
+    return replace(graph, nodes=nodes)
+
+
+def _side_by_side(_: Graph) -> Graph:
+    s = Small(layers=2)
+    x = s.embedded()
+    s.head(s.add("Add", s.attended(x, 0), s.attended(x, 1)))
+    return s.graph()
+
+
+def _by_hand(graph: Graph) -> Graph:
+    """Caches that a Concat carries on: no attention node says which are keys."""
+    nodes = tuple(n for n in graph.nodes if n.op != "GroupQueryAttention")
+    grown = [
+        Node(name, "Concat", "", (name, name), (name.replace("past", "present"),), {"axis": 2})
+        for name in graph.inputs
+        if name.startswith("past")
+    ]
+    return replace(graph, nodes=(*nodes, *grown))
+
+
+def _two_embeddings(graph: Graph) -> Graph:
+    second = Node("again", "Gather", "", ("embedding", "types"), ("typed",), {})
+    odd = renamed(graph, {"input_ids": "tokens"})
+    types = Value("types", "int64", ("batch", "sequence"))
+    return replace(odd, nodes=(second, *odd.nodes), inputs={**odd.inputs, "types": types})
+
+
+def _two_heads(graph: Graph) -> Graph:
+    other = Node("other", "MatMul", "", ("attended.0", "head"), ("scores",), {})
+    outputs = {n: v for n, v in graph.outputs.items() if n != "logits"}
+    both = {"scores": Value("scores", "float32", ()), "chances": Value("chances", "float32", ())}
+    nodes = tuple(replace(n, outputs=tuple("chances" if o == "logits" else o for o in n.outputs)) for n in graph.nodes)
+    return replace(graph, nodes=(*nodes, other), outputs={**outputs, **both})
+
+
+def _ids_elsewhere(graph: Graph) -> Graph:
+    odd = renamed(graph, {"input_ids": "tokens"})
+    return replace(odd, inputs={**odd.inputs, "input_ids": Value("input_ids", "int64", ("batch", "sequence"))})
+
+
+def _no_sizes(graph: Graph) -> Graph:
+    free = {n: replace(v, shape=("b", "h", "p", "s")) if n.startswith("past") else v for n, v in graph.inputs.items()}
+    nodes = tuple(replace(n, attributes={}) for n in graph.nodes)
+    return replace(graph, inputs=free, nodes=nodes)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_lost, "output 2 of GroupQueryAttention"),
+        (_shared, "'past.0.key', 'past.0.value': read as more than one"),
+        (_one_is_no_input, "which are not both inputs"),
+        (_side_by_side, "do not follow one another"),
+        (_by_hand, "no attention node reads cached keys and values"),
+        (_two_embeddings, "which of 'tokens', 'types' holds the ids is not known"),
+        (_two_heads, "which output holds the logits is not known: 'scores', 'chances'"),
+        (_ids_elsewhere, "the graph uses 'tokens' as ids, and has 'input_ids' for something else"),
+        (_no_sizes, "key heads: the graph does not say"),
+    ],
+    ids=lambda p: p.__name__.strip("_") if callable(p) else "",
+)
+def test_field_52_unsure_is_refused_with_the_names_and_the_way_out(change: Callable[[Graph], Graph], says: str) -> None:
+    with pytest.raises(UnsupportedModel) as caught:
+        by_structure(change(decoder(2)))
+    assert says in caught.value.message
+    assert "the graph's inputs: " in caught.value.message and "'past.0.key'" in caught.value.message
+    assert caught.value.exit_code == 12 and "genai_config.json" in caught.value.remedy
+
+
+def test_field_52_a_hidden_state_beside_the_logits_is_not_taken_for_them() -> None:
+    graph = renamed(decoder(2), {"logits": "scores"})
+    hidden = next(n for n in graph.nodes if n.op == "Add").outputs[0]
+    outputs = {hidden: Value(hidden, "float32", ()), **graph.outputs}
+    assert by_structure(replace(graph, outputs=outputs)).info.logits == "scores"
+
+
+def test_field_52_sizes_follow_from_the_products_where_shapes_are_symbols() -> None:
+    graph = decoder(2)
+    free = {n: replace(v, shape=("b", "h", "p", "s")) if n.startswith("past") else v for n, v in graph.inputs.items()}
+    info = by_structure(replace(graph, inputs=free)).info
+    assert (info.kv_heads, info.head_size) == (1, HEAD_SIZE)
+
+
+def test_field_52_the_standards_attention_without_mask_or_positions() -> None:
+    s = Small(seed=3)
+    del s.inputs["attention_mask"]
+    x = s.embedded()
+    q, k, v = (s.add("MatMul", x, s.drawn(n, s.hidden, w)) for n, w in (("q", 16), ("k", 8), ("v", 8)))
+    inputs = (q, k, v, "", "past.0.key", "past.0.value")
+    outputs = ("attended", "present.0.key", "present.0.value")
+    s.add("Attention", *inputs, outputs=outputs, q_num_heads=2, kv_num_heads=1, is_causal=1)
+    s.head("attended")
+    graph = by_structure(renamed(s.graph(), {"past.0.key": "a", "past.0.value": "b", "input_ids": "c"}))
+    assert graph.info.caches == (Cache("a", "b", "present.0.key", "present.0.value"),)
+    assert (graph.info.attention_mask, graph.info.position_ids) == ("", "")
+    ids = [1, 5, 3, 2]
+    bench = Bench(graph, rows=(4,), positions=8)
+    bench.prefill(ids)
+    exact = oracle.logits(graph, ids)[-1]
+    np.testing.assert_allclose(bench.prompt_logits(4), exact, rtol=0, atol=2e-4 * float(np.abs(exact).max()))
+
+
+# -- model folders
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The seeded model; tests copy it before they change it."""
+    return build_tiny(tmp_path_factory.mktemp("structure"))
+
+
+ODD = {"input_ids": "tokens", "attention_mask": "keep", "logits": "scores"}
+
+
+def bare(source: Path, into: Path, names: Mapping[str, str] = ODD) -> Path:
+    """The model without any config, its inputs and outputs under other names and in the reverse order."""
+
+    def edit(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for side in (node.input, node.output):
+                side[:] = [names.get(n, n) for n in side]
+        for values in (model.graph.input, model.graph.output):
+            for value in values:
+                value.name = names.get(value.name, value.name)
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_param:
+                        dim.dim_param = "past"
+            turned = list(values)[::-1]
+            del values[:]
+            values.extend(turned)
+
+    folder = edited(source, into, edit)
+    (folder / "genai_config.json").unlink()
+    return folder
+
+
+def test_field_52_a_folder_without_a_config_gives_the_same_ids_and_gaps(tiny: Path, tmp_path: Path) -> None:
+    """Every symbol is "past", on both sides; nothing but the graph says anything."""
+    found, expected = run(bare(tiny, tmp_path / "m")), run(tiny)
+    assert found.streams == expected.streams
+    assert "end ids by nothing: a run ends at its length" in found.facts["bound_by"]
+    assert "caches, logits, ids, mask, heads, vocabulary by structure" in found.facts["bound_by"]
+    assert "genai_config.json" in expected.facts["bound_by"] and "structure" not in expected.facts["bound_by"]
+
+
+def test_numbers_come_from_hugging_faces_configs_and_are_in_the_digest(tiny: Path, tmp_path: Path) -> None:
+    folder = bare(tiny, tmp_path / "m")
+    digests = {model_digest(folder)}
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 100, "eos_token_id": 7}))
+    info = load(folder).info
+    assert (info.context_length, info.eos_ids) == (100, (7,))
+    assert (info.bound_by["context length"], info.bound_by["end ids"]) == ("config.json", "config.json")
+    digests.add(model_digest(folder))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [8, 9]}))
+    info = load(folder).info
+    assert info.eos_ids == (8, 9) and info.bound_by["end ids"] == "generation_config.json"
+    digests.add(model_digest(folder))
+    (folder / "config.json").write_text(json.dumps({"text_config": {"vocab_size": 300}, "max_position_embeddings": 1}))
+    assert (load(folder).info.vocabulary, load(folder).info.context_length) == (300, len_of_tables(tiny))
+    digests.add(model_digest(folder))
+    assert len(digests) == 4, "each file that decides something changes the digest"
+    (folder / "README.json").write_text("{}")
+    assert model_digest(folder) in digests
+
+
+def len_of_tables(folder: Path) -> int:
+    """Positions that the rotary tables hold."""
+    return next(w.shape[0] for n, w in load(folder).weights.items() if "cos" in n)
+
+
+def test_tables_that_are_shorter_than_the_config_says_are_what_was_exported(tiny: Path, tmp_path: Path) -> None:
+    folder = bare(tiny, tmp_path / "m")
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 1 << 20}))
+    info = load(folder).info
+    assert (info.context_length, info.bound_by["context length"]) == (len_of_tables(tiny), "rotary or position tables")
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("content", ["{", "[]", '{"eos_token_id": "stop"}', '{"eos_token_id": [true]}'])
+def test_hugging_faces_config_that_is_broken_is_refused(tiny: Path, tmp_path: Path, name: str, content: str) -> None:
+    folder = bare(tiny, tmp_path / "m")
+    (folder / name).write_text(content)
+    with pytest.raises(ModelFilesError, match=name):
+        load(folder)
+
+
+def test_a_links_way_out_of_the_folder_is_closed_to_these_configs_too(tiny: Path, tmp_path: Path) -> None:
+    folder = bare(tiny, tmp_path / "m")
+    (tmp_path / "outside.json").write_text('{"eos_token_id": 5}')
+    (folder / "generation_config.json").symlink_to(tmp_path / "outside.json")
+    with pytest.raises(ModelFilesError, match=r"generation_config\.json"):
+        load(folder)
+
+
+def test_a_graph_under_another_name_is_found_and_two_are_refused(tiny: Path, tmp_path: Path) -> None:
+    folder = bare(tiny, tmp_path / "m")
+    (folder / "model.onnx").rename(folder / "decoder_with_past.onnx")
+    assert load(folder).info.input_ids == "tokens"
+    shutil.copy(folder / "decoder_with_past.onnx", folder / "encoder.onnx")
+    with pytest.raises(ModelFilesError, match=r"several graphs: decoder_with_past\.onnx, encoder\.onnx"):
+        load(folder)
+
+
+def named_by_config(tiny: Path, into: Path, change: Callable[[dict[str, Any]], object]) -> Path:
+    """The tiny model with a config in which something is left out or added."""
+    folder = shutil.copytree(tiny, into)
+    config = json.loads((folder / "genai_config.json").read_text())
+    change(config["model"]["decoder"])
+    (folder / "genai_config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: d.pop("inputs"),
+        lambda d: d.pop("outputs"),
+        lambda d: (d.pop("inputs"), d.pop("outputs")),
+        lambda d: d["inputs"].pop("past_value_names"),
+        lambda d: (d["inputs"].pop("input_ids"), d["outputs"].pop("present_key_names")),
+    ],
+)
+def test_field_52_what_a_config_does_not_name_is_bound_by_structure(
+    tiny: Path, tmp_path: Path, change: Callable[[dict[str, Any]], object]
+) -> None:
+    folder = named_by_config(tiny, tmp_path / "m", change)
+    found = load(folder).info
+    assert replace(found, bound_by={}) == replace(load(tiny).info, bound_by={})
+    assert "structure" in found.bound_by.values()
+    assert run(folder).streams == run(tiny).streams
+
+
+def test_field_52_a_name_that_is_given_must_fit_the_structure(tiny: Path, tmp_path: Path) -> None:
+    def cross(d: dict[str, Any]) -> None:
+        del d["outputs"]
+        d["inputs"]["past_key_names"] = d["inputs"]["past_value_names"]
+
+    with pytest.raises(UnsupportedModel, match="names past_key_names") as caught:
+        load(named_by_config(tiny, tmp_path / "m", cross))
+    assert "'past_key_values.1.key'" in caught.value.message
+
+
+def test_plan_and_check_say_what_was_bound_by_what(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = bare(tiny, tmp_path / "m")
+    assert main(["plan", "--model", str(folder)]) == 0
+    [line] = [row for row in capsys.readouterr().out.splitlines() if row.startswith("bound by: ")]
+    assert "by structure" in line and "context length by rotary or position tables" in line
+    [finding] = [f for f in check(folder).findings if f.what == "bound by"]
+    assert f"bound by: {finding.detail}" == line
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "phi", "qwen"])
+def test_field_52_exporters_own_names_are_found_without_the_config(checkout: Path, tmp_path: Path, name: str) -> None:
+    """The config's own answer is what the structure gives, whatever the family, its table's form or its states."""
+    folder = checkout.parent / "shared" / "models"
+    if not folder.is_dir():
+        pytest.skip("skipped: no ../" + "shared/models")
+    for source in sorted(folder.glob(f"{name}*")):
+        copy = shutil.copytree(source, tmp_path / source.name)
+        told = load(copy).info
+        (copy / "genai_config.json").unlink()
+        found = load(copy).info
+        assert replace(found, eos_ids=(), bound_by={}) == replace(told, eos_ids=(), bound_by={}), source.name
+
+
+def test_field_52_states_and_positions_of_a_hybrid_by_other_names(checkout: Path, tmp_path: Path) -> None:
+    source = checkout.parent / "shared" / "models" / "qwen35-int4-cuda"
+    if not source.is_dir():
+        pytest.skip("skipped: no ../" + "shared/models")
+    told = load(source).info
+    carried = [n for pair in told.states for n in pair] + [getattr(c, k) for c in told.caches for k in CACHE_KINDS]
+    names = {name: f"carried_{i}_x" for i, name in enumerate(carried)}
+    names |= {"position_ids": "where", "input_ids": "what"}
+    folder = bare(source, tmp_path / "m", names)
+    found = load(folder)
+    assert (found.info.position_ids, found.info.input_ids) == ("where", "what")
+    assert found.info.states == tuple((names[a], names[b]) for a, b in told.states)
+    benches = [Bench(graph, rows=(4,)) for graph in (load(source), found)]
+    for bench in benches:
+        bench.prefill(TINY_PROMPT)
+        bench.force(5)
+    assert benches[0].logits().tobytes() == benches[1].logits().tobytes()
+
+
+def test_the_oracle_takes_what_structure_bound(tiny: Path, tmp_path: Path) -> None:
+    graph = load(bare(tiny, tmp_path / "m"))
+    assert oracle.logits(graph, TINY_PROMPT).tobytes() == oracle.logits(load(tiny), TINY_PROMPT).tobytes()
+    lower(graph, 1)
+
+
+def test_field_52_keys_and_values_in_one_tensor_are_refused_by_structure() -> None:
+    s = Small()
+    x = s.embedded()
+    made = s.add("Attention", x, "", "", "", "past.0.key", domain=MICROSOFT, outputs=("attended", "present.0.key"))
+    s.head(made)
+    with pytest.raises(UnsupportedModel, match="no attention node reads cached keys and values"):
+        by_structure(s.graph())
