@@ -197,7 +197,7 @@ def test_a_head_that_keeps_the_last_row_is_applied_to_all(tiny: Path, tmp_path: 
 
 
 def test_every_operator_that_decodes_is_computed() -> None:
-    no_decoder_has_them = {("", "Attention"), ("", "ArgMax"), ("", "ArgMin")}
+    no_decoder_has_them = {("", "ArgMax"), ("", "ArgMin")}
     settled_by_the_walk = {("", "If")}
     assert ops.served().keys() - RULES.keys() == no_decoder_has_them | settled_by_the_walk
 
