@@ -16,7 +16,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from orchestrator.cards import CardHeld
+from orchestrator.cards import CardHeld, ProbeError
 
 WAIT_S = 1.0
 
@@ -27,7 +27,10 @@ def lock_folder() -> Path:
 
 
 class CardLock:
-    """Holds one card for this process. Raises CardHeld naming the holder when it is taken."""
+    """Holds one card for this process.
+
+    Raises CardHeld naming the holder when it is taken, ProbeError when the folder of locks has been tampered with.
+    """
 
     def __init__(self, uuid: str, who: str, folder: Path | None = None) -> None:
         self._folder = folder or lock_folder()
@@ -40,9 +43,7 @@ class CardLock:
 
     def acquire(self, wait_s: float = WAIT_S, stopped: Callable[[], bool] = lambda: False) -> None:
         """Take the card within `wait_s` seconds, or say who has it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(PermissionError):  # another user made it, with these rights
-            self._folder.chmod(0o777)  # no sticky bit: with it, Linux forbids opening another user's lock file
+        self._open_to_all()
         lock = FileLock(self._lock_path, mode=0o666, thread_local=False, preserve_lock_file=True)
         try:
             lock.acquire(timeout=wait_s, cancel_check=stopped)
@@ -50,7 +51,31 @@ class CardLock:
             raise CardHeld(f"card {self._uuid} is held by {self.holder()}", "wait for it or end it") from exc
         self._lock = lock
         with contextlib.suppress(OSError):
-            self._holder_path.write_text(json.dumps({"pid": os.getpid(), "who": self._who}))
+            self._write_holder(json.dumps({"pid": os.getpid(), "who": self._who}))
+
+    def _open_to_all(self) -> None:
+        """Make the folder, for every user. Who may write beside it or in it must not lead us elsewhere by a link."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError as exc:
+            raise ProbeError(
+                f"card locks cannot lie in {self._folder}: {exc.strerror}", "remove what is there"
+            ) from exc
+        try:
+            with contextlib.suppress(PermissionError):  # another user made it, with these rights
+                os.fchmod(folder, 0o777)  # no sticky bit: with it, Linux forbids opening another user's lock file
+        finally:
+            os.close(folder)
+        for path in (self._lock_path, self._holder_path):
+            if path.is_symlink():
+                raise ProbeError(f"{path} is a link, and card locks follow none", "find out who made it; remove it")
+
+    def _write_holder(self, line: str) -> None:
+        self._holder_path.unlink(missing_ok=True)
+        fresh = os.open(self._holder_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with os.fdopen(fresh, "w") as file:
+            file.write(line)
 
     def release(self) -> None:
         """Give the card back; harmless when it is not held."""

@@ -175,6 +175,26 @@ def test_a_held_card_is_refused_with_the_holders_name(tmp_path: Path) -> None:
     CardLock("GPU-1", "second", tmp_path).acquire(wait_s=0.1)
 
 
+@pytest.mark.parametrize("name", ["GPU-1.lock", "GPU-1.holder"])
+def test_a_lock_follows_no_link_that_another_user_left(tmp_path: Path, name: str) -> None:
+    folder, precious = tmp_path / "locks", tmp_path / "precious"
+    folder.mkdir()
+    precious.write_text("mine")
+    (folder / name).symlink_to(precious)
+    with pytest.raises(ProbeError, match="is a link"):
+        CardLock("GPU-1", "victim", folder).acquire(wait_s=0.1)
+    assert precious.read_text() == "mine"
+
+
+def test_a_folder_of_locks_that_leads_elsewhere_is_refused_and_its_target_left_alone(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    (tmp_path / "locks").symlink_to(home)
+    with pytest.raises(ProbeError, match="card locks cannot lie in"):
+        CardLock("GPU-1", "victim", tmp_path / "locks").acquire(wait_s=0.1)
+    assert (home.stat().st_mode & 0o777, list(home.iterdir())) == (0o700, [])
+
+
 def test_a_killed_holder_frees_its_card(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from orchestrator.lock import CardLock\n"
