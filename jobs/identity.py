@@ -1,15 +1,15 @@
 """Token identity: comparing streams of ids, every generation including warm-ups.
 
-Order of questions: does an arm equal itself over its runs (else NONDETERMINISTIC), over its generations (else its own
-state is corrupted, deterministically), and only then: does it equal base, generation by generation. A difference is a
-VIOLATION when base's own gap rules a near tie out, else UNADJUDICATED: a near tie needs a teacher-forced oracle, and
-none was run.
+Order of questions: does an arm equal itself over its runs and over a batch's sequences of one prompt (else
+NONDETERMINISTIC), over its generations (else its own state is corrupted, deterministically), and only then: does it
+equal base, generation by generation. A difference is a VIOLATION when base's own gap rules a near tie out, else
+UNADJUDICATED: a near tie needs a teacher-forced oracle, and none was run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -95,8 +95,11 @@ def streams_of(arm: str, records: Sequence[RunRecord]) -> ArmStreams:
     )
 
 
-def self_row(streams: ArmStreams) -> IdentityRow:
-    """An arm against itself: over its runs, generation by generation; then each sequence over its generations."""
+def self_row(streams: ArmStreams, prompts: Sequence[tuple[int, ...]] = ()) -> IdentityRow:
+    """An arm against itself: over its runs, generation by generation; over sequences of one prompt; over generations.
+
+    `prompts` are what the sequences of its batch take in turn.
+    """
     places = streams.places()
     if not places:
         return _missing(streams.arm, streams.arm, "self", "no generation to compare")
@@ -108,6 +111,11 @@ def self_row(streams: ArmStreams) -> IdentityRow:
             if _differ(first, other):
                 note = f"runs of one build and config disagree in {first.words}"
                 return _row(first, other, "NONDETERMINISTIC", "self", compared, note, by_run=True)
+    for first, other in _twins(streams, prompts):
+        compared += min(len(first.ids), len(other.ids))
+        if _differ(first, other):
+            note = f"sequences of one prompt disagree in generation {first.number} of one batch"
+            return _row(first, other, "NONDETERMINISTIC", "self", compared, note)
     firsts: dict[int, Stream] = {}
     for place in places:
         other = streams.of(place)[0]
@@ -120,6 +128,17 @@ def self_row(streams: ArmStreams) -> IdentityRow:
             # Same process, same context, one reduction order: no near tie can excuse this.
             return _row(first, other, shape or "VIOLATION", "self", compared, _repeats(streams, first, other))
     return _equal(streams, streams, "self", places, compared)
+
+
+def _twins(streams: ArmStreams, prompts: Sequence[tuple[int, ...]]) -> Iterator[tuple[Stream, Stream]]:
+    """Each sequence of a generation with the first one that has the same prompt."""
+    for run in streams.runs if prompts else ():
+        firsts: dict[tuple[int, tuple[int, ...]], Stream] = {}
+        for stream in run:
+            generation, sequence = stream.place
+            first = firsts.setdefault((generation, prompts[sequence % len(prompts)]), stream)
+            if first is not stream:
+                yield first, stream
 
 
 def pair_row(

@@ -83,7 +83,7 @@ class _Cell:
     def _alone(self, arm: ArmEvidence) -> None:
         contract = self.contract
         if arm.records():
-            self.self_rows[arm.name] = judge_pair.judge_self(self.docket, arm, contract)
+            self.self_rows[arm.name] = judge_pair.judge_self(self.docket, self.plan, arm, contract)
             judge_pair.find_varying(self.docket, arm)
             self.notes += judge_pair.find_locks(self.docket, self.plan, arm, contract)
         throttled = sum(end.word == "throttled" for _, end in arm.ended("measured"))

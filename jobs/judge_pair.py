@@ -33,9 +33,10 @@ def find_mismatches(docket: Docket, base: ArmEvidence, other: ArmEvidence, varie
     return bool(found)
 
 
-def judge_self(docket: Docket, arm: ArmEvidence, contract: IdentityContract) -> tuple[IdentityRow, ...]:
+def judge_self(docket: Docket, plan: CellPlan, arm: ArmEvidence, contract: IdentityContract) -> tuple[IdentityRow, ...]:
     """An arm against itself, card by card; nondeterminism becomes a finding here."""
-    rows = tuple(identity.self_row(streams) for streams in by_card(arm, contract).values())
+    prompts = plan.prompts(arm.plan)
+    rows = tuple(identity.self_row(streams, prompts) for streams in by_card(arm, contract).values())
     for row in rows:
         if row.klass == "NONDETERMINISTIC":
             docket.add(
