@@ -322,9 +322,12 @@ class Decoder:
             if graph is None:
                 self._eager(plan, segment.steps, self._all)
                 continue
+            if self._pager.fits:  # all keys are in: they are counted while the card is at work
+                self._device.replay(graph)
             for key in segment.keys:  # steady keys keep their addresses, so the baked ones hold
                 self._pager.touch(key)
-            self._device.replay(graph)
+            if not self._pager.fits:
+                self._device.replay(graph)
             self._pager.release()
 
     def _eager(self, plan: Plan, steps: Sequence[Step], sequences: tuple[int, ...]) -> None:

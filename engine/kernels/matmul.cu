@@ -1,38 +1,52 @@
 // Rows of x (the grid's second dimension) times a weight, each in one fixed order of sums.
 #if defined KERNEL_matmul_nbits
-// A warp an output; lane L sums blocks L, L + 32, ... of codes; four bytes a load.
-__device__ float zero_point(i64 n, int b, int blocks, SIGNATURE) {
+// A warp an output; lane L takes words L, L + 32, ... of the codes, each within one block.
+#define CODES_A_WORD (32 / P_bits)
+#define WORDS_A_BLOCK (P_block / CODES_A_WORD)
+#define BLOCKS ((P_K + P_block - 1) / P_block)
+
+__device__ float zero_point(i64 n, int b, SIGNATURE) {
 #if !defined HAS_zero_points
   return (float)(1 << (P_bits - 1));
 #elif defined POINTS_PACKED
-  const i64 row = (blocks * P_bits + 7) / 8;
-  return (float)code(zero_points + n * row, b, P_bits);
+  return (float)code(zero_points + n * ((BLOCKS * P_bits + 7) / 8), b, P_bits);
 #else
-  return (float)zero_points[n * blocks + b];
+  return (float)zero_points[n * BLOCKS + b];
 #endif
 }
+// A code as a float without a conversion, which is slow: it is the low end of 2^23's mantissa.
+__device__ float code_value(u32 word, int j) {
+  return __uint_as_float(0x4b000000u | (word >> (j * P_bits) & ((1u << P_bits) - 1))) - 8388608.0f;
+}
 BODY {
-  const int lane = threadIdx.x % 32, blocks = (P_K + P_block - 1) / P_block;
+  const int lane = threadIdx.x % 32;
   const i64 n = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
   if (n >= P_N) return;
   const x_t* row = x + (i64)blockIdx.y * P_K;
+  const u32* words = (const u32*)codes + n * (BLOCKS * WORDS_A_BLOCK);
   float sum = 0;
-  for (int b = lane; b < blocks; b += 32) {
-    const i64 at = n * blocks + b;
-    const u32* words = (const u32*)(codes + at * (P_block * P_bits / 8));
-    const float zero = zero_point(n, b, blocks, PASSED);
-    const int k0 = b * P_block;
+#pragma unroll 4
+  for (int w = lane; w < BLOCKS * WORDS_A_BLOCK; w += 32) {
+    const u32 word = words[w];
+    const int b = w / WORDS_A_BLOCK, k = w * CODES_A_WORD;
+    const float zero = zero_point(n, b, PASSED), scale = (float)scales[n * BLOCKS + b];
     float part = 0;
-    for (int w = 0; w < P_block * P_bits / 32; ++w) {
-      const u32 word = words[w];
+#ifdef X_BY_FOUR
+    if (k < P_K)
 #pragma unroll
-      for (int j = 0; j < 32 / P_bits; ++j) {
-        const int k = k0 + w * (32 / P_bits) + j;
-        if (P_K % P_block == 0 || k < P_K)
-          part += ((float)(word >> (j * P_bits) & ((1u << P_bits) - 1)) - zero) * (float)row[k];
+      for (int j = 0; j < CODES_A_WORD; j += 4) {
+        const float4 v = *(const float4*)(row + k + j);
+        part += (code_value(word, j) - zero) * v.x;
+        part += (code_value(word, j + 1) - zero) * v.y;
+        part += (code_value(word, j + 2) - zero) * v.z;
+        part += (code_value(word, j + 3) - zero) * v.w;
       }
-    }
-    sum += part * (float)scales[at];
+#else
+#pragma unroll
+    for (int j = 0; j < CODES_A_WORD; ++j)
+      if (k + j < P_K) part += (code_value(word, j) - zero) * (float)row[k + j];
+#endif
+    sum += part * scale;
   }
   sum = warp_sum(sum);
 #ifdef HAS_bias

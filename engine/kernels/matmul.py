@@ -142,6 +142,9 @@ def _dense(refs: Refs, p: Params) -> Geometry:
 def _nbits(refs: Refs, p: Params) -> Geometry:
     packed = "zero_points" in refs and refs["zero_points"].dtype == "uint8"
     defines = {"POINTS_PACKED": 1} if packed else {}
+    x = refs["x"]
+    if x.dtype == "float32" and p["K"] % 8 == 0 and x.offset_bytes % 16 == 0:  # no word straddles the row's end
+        defines["X_BY_FOUR"] = 1
     return Geometry((blocks(p["N"], _LINES), math.prod(refs["x"].shape[:-1])), defines=defines)
 
 
