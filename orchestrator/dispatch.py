@@ -101,6 +101,7 @@ class Dispatcher:
         self._beat_s = beat_s
         self._beat_at_s = 0.0
         self._seats: list[Seat] = []
+        self._told_of_leases = False
 
     def work(self) -> Pending:
         """Run what is pending; the counts at the end. The placer must be open, and stays so."""
@@ -108,17 +109,31 @@ class Dispatcher:
             for seat in self._seats:
                 self._push(seat)
             tickets = [seat.ticket for seat in self._seats if seat.ticket is not None]
-            if not tickets and not any(seat.claim or seat.backlog for seat in self._seats):
-                return self._store.pending(self._sweep_id)
+            is_idle = not tickets and not any(seat.claim or seat.backlog for seat in self._seats)
+            if is_idle:
+                left = self._store.pending(self._sweep_id)
+                if not (left.pending and left.leased_blocks):
+                    return left
+                self._tell_of_leases(left)
             if self._stopped():
                 self._wind_down()
                 raise Stopped
             self._beat()
             if not tickets:
-                time.sleep(TICK_S)
+                time.sleep(LOOK_AGAIN_S if is_idle else TICK_S)
                 continue
             for ticket in self._placer.ready(tickets, TICK_S):
                 self._receive(next(seat for seat in self._seats if seat.ticket is ticket))
+
+    def _tell_of_leases(self, left: Pending) -> None:
+        """What is pending is leased to another driver: it works there, or it died and its leases end within LEASE_S."""
+        if not self._told_of_leases:
+            self._told_of_leases = True
+            reason = (
+                f"{left.leased_blocks} blocks are leased to another driver; waiting for it, or for their leases to end"
+            )
+            self._store.log_event(self._sweep_id, "waiting", reason, worker=self._driver)
+            self._tell(Happening("wait", text=reason))
 
     def seat(self, hellos: tuple[WorkerCard, ...]) -> None:
         """Give the workers their seats. Raises HostLost when a half-done block's card is not among theirs."""

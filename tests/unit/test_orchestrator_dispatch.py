@@ -309,6 +309,27 @@ def test_a_lost_host_leaves_a_store_that_a_second_driver_finishes(field: Field) 
     assert field.work(sweep_id, manifest).complete == 4
 
 
+def test_a_block_leased_to_a_driver_that_died_is_waited_for(field: Field) -> None:
+    """As on a store of several hosts, where nobody else may say that the driver is gone."""
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    claim = field.store.claim_block(sweep_id, "elsewhere/w0", 1.0)
+    assert claim is not None
+    field.store.open_attempt(claim.pending[0].run_id, claim.fence, "elsewhere/w0", "SIM")
+    assert field.work(sweep_id, manifest).complete == 4
+    assert [h.text for h in field.heard if h.kind == "wait"] == [
+        "1 blocks are leased to another driver; waiting for it, or for their leases to end"
+    ]
+    assert [state for state, _ in field.attempts(sweep_id)["base"]].count("lost") == 1
+
+
+def test_a_wait_for_another_drivers_lease_can_be_stopped(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    assert field.store.claim_block(sweep_id, "elsewhere/w0", 600.0) is not None
+    with pytest.raises(Stopped):
+        field.work(sweep_id, manifest, stopped=lambda: bool(field.heard))
+    assert field.store.pending(sweep_id).leased_blocks == 1
+
+
 def test_a_stop_ends_children_and_the_sweep_can_be_resumed(field: Field) -> None:
     sweep_id, manifest = field.submit({"base": {"sleep_s": 0.2}, "head": {"sleep_s": 30}})
     begin_s = time.monotonic()
