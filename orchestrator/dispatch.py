@@ -129,11 +129,10 @@ class Dispatcher:
         """What is pending is leased to another driver: it works there, or it died and its leases end within LEASE_S."""
         if not self._told_of_leases:
             self._told_of_leases = True
-            reason = (
-                f"{left.leased_blocks} blocks are leased to another driver; waiting for it, or for their leases to end"
-            )
+            blocks = f"{left.leased_blocks} block{'s' * (left.leased_blocks != 1)}"
+            reason = f"another driver holds the lease on {blocks}: waiting for it, or for the lease to end"
             self._store.log_event(self._sweep_id, "waiting", reason, worker=self._driver)
-            self._tell(Happening("wait", text=reason))
+            self._tell(Happening("wait", self._sweep_id, "all", reason))
 
     def seat(self, hellos: tuple[WorkerCard, ...]) -> None:
         """Give the workers their seats. Raises HostLost when a half-done block's card is not among theirs."""

@@ -317,7 +317,7 @@ def test_a_block_leased_to_a_driver_that_died_is_waited_for(field: Field) -> Non
     field.store.open_attempt(claim.pending[0].run_id, claim.fence, "elsewhere/w0", "SIM")
     assert field.work(sweep_id, manifest).complete == 4
     assert [h.text for h in field.heard if h.kind == "wait"] == [
-        "1 blocks are leased to another driver; waiting for it, or for their leases to end"
+        "another driver holds the lease on 1 block: waiting for it, or for the lease to end"
     ]
     assert [state for state, _ in field.attempts(sweep_id)["base"]].count("lost") == 1
 
