@@ -162,7 +162,7 @@ def _constants(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
         if inline and math.prod(values[0].dims) != 1 and node.output[0] not in stored:
             tensor = onnx.TensorProto()
             tensor.CopyFrom(values[0])
-            tensor.name = node.output[0]
+            tensor.name = _text(node.output[0])
             found.append(tensor)
     return found
 
