@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.device.cuda_driver import call
-from engine.errors import DeviceFailure
+from engine.errors import DeviceFailure, OutOfMemory
 
 _PORTABLE, _MAPPED, _READ_ONLY = 1, 2, 8
 _PAGE = mmap.PAGESIZE
@@ -69,7 +69,7 @@ class HostMemory:
         whole = -(-nbytes // _PAGE) * _PAGE
         try:
             call(self._driver.cuMemHostRegister, start, whole, _PORTABLE | _MAPPED | _READ_ONLY)
-        except DeviceFailure:
+        except (DeviceFailure, OutOfMemory):  # the latter: more than this host may lock
             return 0
         self.registered_bytes += nbytes
         return int(call(self._driver.cuMemHostGetDevicePointer, start, 0))
