@@ -292,3 +292,56 @@ def test_field_52_keys_and_values_in_one_tensor_are_refused_by_structure() -> No
     s.head(made)
     with pytest.raises(UnsupportedModel, match="no attention node reads cached keys and values"):
         by_structure(s.graph())
+
+
+def with_positions(how: str) -> Graph:
+    """A decoder whose positions are an input of their own, and are used in one of the ways that exporters have."""
+    s = Small()
+    s.inputs["position_ids"] = Value("position_ids", "int64", ("batch", "sequence"))
+    x = s.embedded()
+    s.add("Shape", "input_ids")
+    where = s.add("Cast", "position_ids", to=7)
+    if how == "learned":
+        x = s.add("Add", x, s.add("Gather", s.drawn("places", 24, s.hidden), where))
+    if how == "rotary":
+        cos, sin = s.drawn("cos", 24, 4), s.drawn("sin", 24, 4)
+        x = s.add("RotaryEmbedding", x, where, cos, sin, domain=MICROSOFT)
+    if how == "angles":
+        turns = s.add("MatMul", s.add("Cast", s.add("Unsqueeze", where, s.constant([2])), to=1), s.drawn("slow", 1, 4))
+        x = s.add("Mul", x, s.add("Cos", turns))
+    if how == "largest":  # lengths follow from the positions, as exports for WebGPU have it
+        s.add("If", s.add("Greater", s.add("ReduceMax", where, keepdims=0), s.constant(8)), outputs=("unused",))
+    s.head(s.attended(x, more={9: where} if how in ("attention", "largest") else None))
+    graph = s.graph()
+    return replace(graph, outputs={**graph.outputs, "logits": Value("logits", "float32", ("b", "s", VOCABULARY))})
+
+
+@pytest.mark.parametrize("how", ["learned", "rotary", "angles", "attention", "largest"])
+def test_field_52_positions_are_told_from_ids_and_mask_by_their_use(how: str) -> None:
+    odd = {"input_ids": "x0", "attention_mask": "x1", "position_ids": "x2"}
+    for seed in range(4):
+        info = by_structure(renamed(with_positions(how), odd, seed)).info
+        assert (info.input_ids, info.attention_mask, info.position_ids) == ("x0", "x1", "x2")
+    assert info.context_length == (24 if how in ("learned", "rotary") else None)
+
+
+def test_field_52_two_look_ups_and_no_width_of_logits_to_tell_them_are_refused() -> None:
+    graph = with_positions("learned")
+    free = replace(graph, outputs={**graph.outputs, "logits": Value("logits", "float32", ("b", "s", "v"))})
+    with pytest.raises(UnsupportedModel, match="which of 'x0', 'x2' holds the ids is not known"):
+        by_structure(renamed(free, {"input_ids": "x0", "position_ids": "x2"}))
+    assert by_structure(free).info.input_ids == "input_ids", "its usual name, among those that fit"
+    with pytest.raises(UnsupportedModel, match="has 'input_ids' for something else"):
+        by_structure(renamed(graph, {"input_ids": "position_ids", "position_ids": "input_ids"}))
+
+
+@pytest.mark.parametrize("how", ["summed", "counted"])
+def test_field_52_a_mask_that_also_gives_positions_is_the_mask(how: str) -> None:
+    s = Small()
+    x = s.embedded()
+    op, more = {"counted": ("CumSum", {}), "summed": ("ReduceSum", {"keepdims": 1})}[how]
+    where = s.add("Sub", s.add(op, "attention_mask", s.constant(1), **more), s.constant(1))
+    x = s.add("RotaryEmbedding", x, where, s.drawn("cos", 24, 4), s.drawn("sin", 24, 4), domain=MICROSOFT)
+    s.head(s.attended(x))
+    info = by_structure(renamed(s.graph(), {"input_ids": "x0", "attention_mask": "x1"})).info
+    assert (info.input_ids, info.attention_mask, info.position_ids) == ("x0", "x1", "")

@@ -235,8 +235,8 @@ def test_exit_codes_of_the_engine_stay_with_its_commands_and_a_sweeps_broken_mod
 ) -> None:
     (here / "empty").mkdir()
     name = sweep_file(here, "{build: tiny, seed: 7}", "{path: empty}")
-    assert "genai_config.json" in failed(capsys, 2, "run", name)
-    assert "genai_config.json" in failed(capsys, 2, "run", name, "--dry-run")
+    assert "model.onnx is missing" in failed(capsys, 2, "run", name)
+    assert "model.onnx is missing" in failed(capsys, 2, "run", name, "--dry-run")
     assert call(["models", "check", "empty"]) == 11
     assert call(["engine", "run", "--model", "empty", "--prompt-ids", "1", "--tokens", "1"]) == 11
 
