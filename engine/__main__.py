@@ -19,6 +19,7 @@ from engine.config import CONFIG_NAMES, DEVICES, POLICIES, RunRequest, parse_req
 from engine.errors import SHOWN_REASONS, BadRequest, EngineError
 from engine.journal import Collected, Emit, to_fd
 from engine.kv_layout import LAYOUTS
+from engine.plain import plain, plain_lines
 from engine.run import execute
 from engine.show import show
 from engine.tokens import Tokens
@@ -111,7 +112,7 @@ def _print(lines: list[dict[str, Any]], request: RunRequest, as_json: bool) -> N
         for line in lines:
             print(json.dumps(line))
     else:
-        print(show(lines, lambda ids: _text(request.model, ids)))
+        print(plain_lines(show(lines, lambda ids: _text(request.model, ids))))
     for line in lines:
         if line["type"] == "error":
             remedy = f" ({line['remedy']})" if line["remedy"] else ""
@@ -122,7 +123,7 @@ def _print(lines: list[dict[str, Any]], request: RunRequest, as_json: bool) -> N
 def _tell_more(reasons: Sequence[str]) -> None:
     """Those of an unsupported model's reasons that its message only counts, a line each."""
     for reason in reasons[SHOWN_REASONS:]:
-        print(f"  {reason}", file=sys.stderr)
+        print(f"  {plain(reason)}", file=sys.stderr)
 
 
 def _text(model: Path, ids: list[int]) -> str | None:

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from engine.plain import plain
+
 SHOWN_REASONS = 4
 """How many of an unsupported model's reasons its message names."""
 
@@ -31,9 +33,9 @@ class EngineError(Exception):
     kind: ClassVar[str] = "error"
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message = plain(message)  # it quotes names out of models and files
+        self.remedy = plain(remedy)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message

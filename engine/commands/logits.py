@@ -16,6 +16,7 @@ from engine.errors import OutOfMemory
 from engine.forced import check_fed, check_out, force, save
 from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
+from engine.plain import plain_lines
 
 _CONFIG = ("granule", "weight_budget", "vram_limit", "policy", "kv_capacity", "kv_layout", "kv_min_bucket")
 
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         "largest": float(np.abs(logits).max()),
         "smallest_margin": float((best[:, -1] - best[:, 0]).min()),
     }
-    print(json.dumps(told) if arguments.json else _text(told, len(prompt)))
+    print(json.dumps(told) if arguments.json else plain_lines(_text(told, len(prompt))))
     return 0
 
 

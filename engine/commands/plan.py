@@ -14,6 +14,7 @@ from engine.errors import BadRequest
 from engine.graph import sources
 from engine.kv_layout import layout_floors
 from engine.onnx_load import load
+from engine.plain import plain_lines
 from engine.survey import Setting, survey
 
 
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     document |= survey(plan, setting)
     granule = document["residency"]["granule_bytes"]
     document["kv_layouts"] = [asdict(f) for f in layout_floors(plan.kv, context, granule)] if context else []
-    print(json.dumps(document) if arguments.json else text_of(document))
+    print(json.dumps(document) if arguments.json else plain_lines(text_of(document)))
     return 0
 
 

@@ -209,3 +209,18 @@ def test_the_command_says_every_reason(
     reasons = refusal(graph).reasons
     assert all(reason in lines[0] for reason in reasons[:4])
     assert [line.strip() for line in lines[1:]] == list(reasons[4:])
+
+
+def test_names_in_a_graph_reach_no_terminal_as_its_controls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node may be called anything, also a line that looks like ours, or what sets a window's title."""
+    graph = decoder()
+    first, *others = graph.nodes
+    named = replace(graph, nodes=(replace(first, name="n\x1b]0;title\x07\nerror: ok", op="No\x9bOp"), *others))
+    monkeypatch.setattr(engine_run, "load", lambda *_, **__: named)
+    assert engine_main(["run", "--model", str(tmp_path), "--prompt-ids", "1,2", "--tokens", "2"]) == 12
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert "n\\u001b]0;title\\u0007\\u000aerror: ok" in line and "No\\u009bOp" in line
+    assert not any(control in said.out + said.err for control in "\x1b\x07\x9b")
