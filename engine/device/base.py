@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from numpy.typing import NDArray
 
@@ -38,6 +38,18 @@ H200 = Profile("h200-measured-2026-11-29", 55.4e9, 4343e9, 530.0, 5700.0, 27_400
 Python, map and set-access of a granule."""
 
 
+Branch = Literal["compute", "copy"]
+"""Two queues of work: each runs in the order it was asked for, and beside the other unless an event orders them."""
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class Event:
+    """A point in a branch's work; equal only to itself. `handle` is the driver's own, where there is one."""
+
+    branch: Branch
+    handle: Any = None
+
+
 CONTROL = "control block"
 """What the memory of length, ids and gap is allocated as."""
 
@@ -53,10 +65,13 @@ class Granule:
 class Tag:
     """What a range of device memory holds: a key, whole, copied from the key's own host bytes.
 
-    Poison, partial fills and copies from anywhere else have no tag, whoever made them.
+    Poison, partial fills and copies from anywhere else have no tag, whoever made them. Pieces of one key that follow
+    each other become one whole.
     """
 
     key: int
+    offset_bytes: int = 0
+    """How far into the key's own bytes the range starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +115,11 @@ class Recorded(Protocol):
 
 
 class Device(Protocol):
-    """Verbs of a device. All sizes are bytes, all addresses plain numbers; `tally` counts the device's own calls."""
+    """Verbs of a device. All sizes are bytes, all addresses plain numbers; `tally` counts the device's own calls.
+
+    Copies, fills and launches are asked for and run later, on the compute branch; `stage` on the copy branch. The host
+    waits in `copy_out` and `sync`, and where memory is taken away: `unmap` and `free` wait for all work first.
+    """
 
     kind: str
     name: str
@@ -136,7 +155,7 @@ class Device(Protocol):
         ...
 
     def unmap(self, address: int) -> Granule:
-        """Unmap the granule at an address. Raises DeviceFailure where nothing is mapped."""
+        """Unmap the granule at an address, after all work. Raises DeviceFailure where nothing is mapped."""
         ...
 
     def alloc(self, nbytes: int, what: str) -> int:
@@ -144,7 +163,7 @@ class Device(Protocol):
         ...
 
     def free(self, address: int) -> None:
-        """Give plain memory back."""
+        """Give plain memory back, after all work."""
         ...
 
     def host_range(self, key: int, source: NDArray[Any]) -> None:
@@ -153,6 +172,25 @@ class Device(Protocol):
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes to the device; from a known host range it is weight traffic."""
+        ...
+
+    def stage(self, address: int, source: NDArray[Any]) -> None:
+        """Copy a key's host bytes, or a piece of them, on the copy branch; recorded while a capture is open.
+
+        Raises DeviceFailure for bytes of no known host range: from plain pages a graph copies at a quarter of the link.
+        """
+        ...
+
+    def mark(self, branch: Branch) -> Event:
+        """A branch's work up to here."""
+        ...
+
+    def wait(self, branch: Branch, event: Event) -> None:
+        """What this branch is asked for from here on starts after the event."""
+        ...
+
+    def sync(self, event: Event) -> None:
+        """The host waits for an event. Raises DeviceFailure while a capture is open."""
         ...
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
@@ -180,11 +218,11 @@ class Device(Protocol):
         ...
 
     def begin_capture(self) -> None:
-        """Record what is launched from here on instead of running it."""
+        """Record what is launched and staged from here on; the copy branch enters by a `wait` for a mark made here."""
         ...
 
     def end_capture(self) -> Recorded:
-        """Close the recording."""
+        """Close the recording. Raises DeviceFailure where the compute branch has not waited for all that is staged."""
         ...
 
     def replay(self, graph: Recorded) -> None:

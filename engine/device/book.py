@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.counters import Tally
-from engine.device.base import H200, Granule, Launch, Placed, Profile, Recorded, Tag
+from engine.device.base import H200, Branch, Event, Granule, Launch, Placed, Profile, Recorded, Tag
+from engine.device.recording import Act, HostGraph, Mark, Recording, Staged, Wait
 from engine.device.spans import Spans
 from engine.errors import DeviceFailure
 from engine.kv_layout import Placement
@@ -42,18 +43,6 @@ class Region:
     def end(self) -> int:
         """The first address behind it."""
         return self.address + self.nbytes
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class HostGraph:
-    """A recording: launches with the addresses they had."""
-
-    launches: tuple[Launch, ...]
-
-    @property
-    def nodes(self) -> int:
-        """Number of nodes."""
-        return len(self.launches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +92,9 @@ class BookedDevice(ABC, Generic[Bound]):
         self._live: set[Granule] = set()  # created and not given back
         self._mapped: set[Granule] = set()
         self._ranges: dict[tuple[int, int], int] = {}  # address and size of host bytes -> key
-        self._recording: list[Launch] | None = None
+        self._sizes: dict[int, int] = {}  # the same, address -> size
+        self._starts: list[int] = []  # of those ranges, ascending
+        self._recording: Recording | None = None
         self._bound: dict[Launch, tuple[tuple[Launch, Reads, Bound], ...]] = {}  # sequence by sequence
 
     # -- what the device on top says of bytes
@@ -222,18 +213,71 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def host_range(self, key: int, source: NDArray[Any]) -> None:
         """Remember where a key's bytes lie: only a copy from there fills that key."""
-        self._ranges[source.ctypes.data, source.nbytes] = key
+        if source.nbytes:
+            insort(self._starts, source.ctypes.data)
+            self._ranges[source.ctypes.data, source.nbytes] = key
+            self._sizes[source.ctypes.data] = max(source.nbytes, self._sizes.get(source.ctypes.data, 0))
+
+    def whole(self, source: NDArray[Any]) -> Tag | None:
+        """The key whose host bytes these are, whole."""
+        key = self._ranges.get((source.ctypes.data, source.nbytes)) if source.nbytes else None
+        return None if key is None else Tag(key)
+
+    def piece(self, source: NDArray[Any]) -> Tag | None:
+        """The key whose host bytes these are a piece of, or all."""
+        start = source.ctypes.data
+        at = bisect_right(self._starts, start) - 1
+        if at < 0 or not source.nbytes:
+            return None
+        first = self._starts[at]
+        nbytes = self._sizes[first]
+        if start + source.nbytes > first + nbytes:
+            return None
+        return Tag(self._ranges[first, nbytes], start - first)
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes in; a copy from a known range leaves that key there, any other leaves nobody."""
-        key = self._ranges.get((source.ctypes.data, source.nbytes)) if source.nbytes else None
+        self._fill_from(address, source, self.whole(source))
+
+    def stage(self, address: int, source: NDArray[Any]) -> None:
+        """Copy a key's host bytes, or record that."""
+        tag = self.piece(source)
+        if tag is None:
+            raise DeviceFailure("only bytes of a known host range are staged")
+        if not self._record(Staged(address, source)):
+            self._fill_from(address, source, tag)
+
+    def mark(self, branch: Branch) -> Event:
+        """An event: here all work before it is done, as everything runs when it is asked for."""
+        event = Event(branch)
+        self._record(Mark(event))
+        return event
+
+    def wait(self, branch: Branch, event: Event) -> None:
+        """Nothing to wait for, except in a recording."""
+        self._record(Wait(branch, event))
+
+    def sync(self, event: Event) -> None:
+        """Count a wait of the host."""
+        if self._recording is not None:
+            raise DeviceFailure("the host waits while a capture is open")
+        self.tally.add("host_syncs")
+
+    def _record(self, act: Act) -> bool:
+        """Whether a capture is open and took it."""
+        if self._recording is None:
+            return False
+        self._recording.add(act)
+        return True
+
+    def _fill_from(self, address: int, source: NDArray[Any], tag: Tag | None) -> None:
         flat = source.reshape(-1).view(np.uint8)
         region, offset = self._range(address, flat.nbytes, "copy to")
         self._put(region, offset, flat)
-        if key is None:
+        if tag is None:
             region.spans.drop(address, address + flat.nbytes)
             return
-        region.spans.put(address, address + flat.nbytes, Tag(key))
+        region.spans.put(address, address + flat.nbytes, tag)
         self.tally.add("device_htod_bytes", flat.nbytes)
         self._model(self.profile.link_ns(flat.nbytes))
 
@@ -268,8 +312,7 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def launch(self, launch: Launch) -> None:
         """Run a step now, or record it."""
-        if self._recording is not None:
-            self._recording.append(launch)
+        if self._record(launch):
             return
         self.tally.add("eager_launches")
         self._model(self.profile.launch_ns)
@@ -279,23 +322,31 @@ class BookedDevice(ABC, Generic[Bound]):
         """Open a recording."""
         if self._recording is not None:
             raise DeviceFailure("a capture is open already")
-        self._recording = []
+        self._recording = Recording()
 
     def end_capture(self) -> HostGraph:
         """Close the recording."""
         if self._recording is None:
             raise DeviceFailure("no capture is open")
-        graph = HostGraph(tuple(self._recording))
-        self._recording = None
-        return graph
+        recording, self._recording = self._recording, None
+        return recording.close()
 
     def replay(self, graph: Recorded) -> None:
-        """Run a recording against what is mapped now."""
+        """Run a recording once, against what is mapped now."""
         if not isinstance(graph, HostGraph) or self._recording is not None:
             raise DeviceFailure("a replay needs a recording of this device and no open capture")
-        for launch in graph.launches:
-            self._model(self.profile.node_ns)
-            self._run(launch)
+        for act in graph.acts:
+            self.run_node(act)
+
+    def run_node(self, act: Act) -> None:
+        """Run what one node of a recording does; marks and waits do nothing here, where all runs in order."""
+        match act:
+            case Launch():
+                self._model(self.profile.node_ns)
+                self._run(act)
+            case Staged(address, source):
+                self._model(self.profile.node_ns)
+                self._fill_from(address, source, self.piece(source))
 
     def _run(self, launch: Launch) -> None:
         known = self._bound.get(launch)

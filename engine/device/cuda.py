@@ -1,13 +1,16 @@
 """The CUDA device: the same verbs on a real card, counted where the driver is called.
 
-All work goes on one stream, so that it runs in the order in which it was asked for. The host waits in `copy_out`, and
-before it takes a mapping away: the driver neither waits nor warns when a granule is unmapped under a running kernel.
+Work goes on one stream, in the order in which it was asked for; what is staged goes on a second one, ordered by events.
+The host waits in `copy_out` and `sync`, and before memory is taken away: the driver neither waits nor warns when a
+granule is unmapped under a running kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
+import sys
 import weakref
+from bisect import bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -18,17 +21,19 @@ from numpy.typing import NDArray
 
 from engine import kernels
 from engine.counters import Tally
-from engine.device.base import H200, Granule, Launch, Placed, Profile, Recorded
+from engine.device.base import H200, Branch, Event, Granule, Launch, Placed, Profile, Recorded
 from engine.device.cuda_card import find_card
 from engine.device.cuda_driver import call
 from engine.device.cuda_graph import CudaGraph
 from engine.device.cuda_host import HostMemory
+from engine.device.recording import Act, Mark, Recording, Staged, Wait
 from engine.errors import BadRequest, DeviceFailure, EngineError, UnsupportedModel
 from engine.kernels.cuda import NoForm, Prepared, argument, prepare
 from engine.plan import Step
 
 _CACHES = ("kv_key", "kv_value")
 _NON_BLOCKING = 1  # the stream is not ordered with the legacy one
+_UNTIMED = 2  # an event that orders and measures nothing
 _STAGING_BYTES = 64 << 10
 _FAULT_BYTES = 24  # step, index, elements
 
@@ -59,7 +64,8 @@ class CudaDevice:
         self.profile = profile
         self.tally = Tally()
         card.enter()
-        self._stream = call(driver.cuStreamCreate, _NON_BLOCKING)
+        self._streams: dict[Branch, Any] = {b: call(driver.cuStreamCreate, _NON_BLOCKING) for b in ("compute", "copy")}
+        self._stream = self._streams["compute"]
         self._property, self._access = _granule_property(driver, card.ordinal)
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         own = int(call(driver.cuMemGetAllocationGranularity, self._property, least))
@@ -77,11 +83,13 @@ class CudaDevice:
         self._reserved: dict[int, int] = {}
         self._plain: set[int] = set()
         self._ranges: dict[tuple[int, int], int] = {}  # address and size of a key's host bytes -> pinned host address
+        self._starts: list[tuple[int, int]] = []  # the same ranges, ascending
         self._bound: dict[Launch, _Bound] = {}
         self._faulty: list[str] = []  # nodes of the steps that may report a fault, by number from 1
         self._in_flight: list[NDArray[Any]] = []  # pageable sources of copies since the last wait
-        self._busy = False
-        self._recording: list[int] | None = None  # modelled ns of each launch
+        self._busy: set[Branch] = set()
+        self._recording: Recording | None = None
+        self._node_ns: list[int] = []  # modelled, of each node of the open recording
 
     # -- addresses and granules
 
@@ -145,8 +153,7 @@ class CudaDevice:
         """Unmap, after all work that may read there."""
         if address not in self._mapped:
             raise DeviceFailure(f"nothing is mapped at {address:#x}")
-        if self._busy:
-            self._wait()
+        self._drain()
         call(self._driver.cuMemUnmap, address, self.granule_bytes)
         self.tally.add("vmm_calls")
         return self._mapped.pop(address)
@@ -161,9 +168,10 @@ class CudaDevice:
         return address
 
     def free(self, address: int) -> None:
-        """Give plain memory back."""
+        """Give plain memory back, after all work that may use it."""
         if address not in self._plain:
             raise DeviceFailure(f"no plain memory starts at {address:#x}")
+        self._drain()
         call(self._driver.cuMemFree, address)
         self._plain.discard(address)
         self._bound.clear()
@@ -172,6 +180,7 @@ class CudaDevice:
         """Pin a key's host bytes."""
         if source.nbytes:
             self._ranges[source.ctypes.data, source.nbytes] = self._host.pin(source)[0]
+            insort(self._starts, (source.ctypes.data, source.nbytes))
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes in, after all work before; from a known range it is weight traffic."""
@@ -183,16 +192,53 @@ class CudaDevice:
             self._in_flight.append(source)
         start = source.ctypes.data if pinned is None else pinned
         call(self._driver.cuMemcpyHtoDAsync, address, start, source.nbytes, self._stream)
-        self._busy = True
+        self._busy.add("compute")
         if pinned is not None:
             self.tally.add("device_htod_bytes", source.nbytes)
             self._model(self.profile.link_ns(source.nbytes))
+
+    def stage(self, address: int, source: NDArray[Any]) -> None:
+        """Copy a key's pinned bytes, or a piece of them, on the copy stream; recorded while a capture is open."""
+        start = source.ctypes.data
+        at = bisect_right(self._starts, (start, sys.maxsize)) - 1
+        first, nbytes = self._starts[at] if at >= 0 else (0, 0)
+        if not source.nbytes or start + source.nbytes > first + nbytes:
+            raise DeviceFailure("only bytes of a known host range are staged")
+        modelled_ns = self.profile.link_ns(source.nbytes)
+        if self._record(Staged(address, source)):
+            self._node_ns.append(round(self.profile.node_ns) + modelled_ns)
+        pinned = self._ranges[first, nbytes] + start - first
+        self._or_abandon(self._driver.cuMemcpyHtoDAsync, address, pinned, source.nbytes, self._streams["copy"])
+        if self._recording is None:
+            self._busy.add("copy")
+            self.tally.add("device_htod_bytes", source.nbytes)
+            self._model(modelled_ns)
+
+    def mark(self, branch: Branch) -> Event:
+        """An event, recorded on the branch's stream."""
+        event = Event(branch, call(self._driver.cuEventCreate, _UNTIMED))
+        weakref.finalize(event, self._driver.cuEventDestroy, event.handle)
+        self._record(Mark(event))
+        self._or_abandon(self._driver.cuEventRecord, event.handle, self._streams[branch])
+        return event
+
+    def wait(self, branch: Branch, event: Event) -> None:
+        """What the branch's stream is asked for from here on starts after the event."""
+        self._record(Wait(branch, event))
+        self._or_abandon(self._driver.cuStreamWaitEvent, self._streams[branch], event.handle, 0)
+
+    def sync(self, event: Event) -> None:
+        """The host waits for an event."""
+        if self._recording is not None:
+            raise DeviceFailure("the host waits while a capture is open")
+        call(self._driver.cuEventSynchronize, event.handle)
+        self.tally.add("host_syncs")
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         """Copy device bytes to another place on the device, after all work before."""
         if nbytes:
             call(self._driver.cuMemcpyDtoDAsync, target, source, nbytes, self._stream)
-            self._busy = True
+            self._busy.add("compute")
         self.tally.add("device_dtod_bytes", nbytes)
         self._model(self.profile.memory_ns(2 * nbytes))
 
@@ -210,7 +256,7 @@ class CudaDevice:
         """Set device bytes."""
         if nbytes:
             call(self._driver.cuMemsetD8Async, address, byte, nbytes, self._stream)
-            self._busy = True
+            self._busy.add("compute")
 
     # -- execution
 
@@ -238,19 +284,15 @@ class CudaDevice:
         if bound is None:
             bound = self._bound[launch] = self._bind(launch)
         x, y, z = bound.blocks
-        try:
-            call(
-                self._driver.cuLaunchKernel,
-                *(bound.function, x, y, z, bound.threads, 1, 1),
-                *(bound.shared_bytes, self._stream, ctypes.addressof(bound.arguments), 0),
-            )
-        except EngineError:
-            self._abandon_capture()
-            raise
-        if self._recording is not None:
-            self._recording.append(round(self.profile.node_ns) + bound.read_ns)
+        self._or_abandon(
+            self._driver.cuLaunchKernel,
+            *(bound.function, x, y, z, bound.threads, 1, 1),
+            *(bound.shared_bytes, self._stream, ctypes.addressof(bound.arguments), 0),
+        )
+        if self._record(launch):
+            self._node_ns.append(round(self.profile.node_ns) + bound.read_ns)
             return
-        self._busy = True
+        self._busy.add("compute")
         self.tally.add("eager_launches")
         self.tally.add("kernel_runs")
         self._model(self.profile.launch_ns)
@@ -262,27 +304,30 @@ class CudaDevice:
             raise DeviceFailure("a capture is open already")
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(self._driver.cuStreamBeginCapture, self._stream, mode)
-        self._recording = []
+        self._recording, self._node_ns = Recording(), []
 
     def end_capture(self) -> CudaGraph:
         """Close the recording; the graph is instantiated and on the card."""
         if self._recording is None:
             raise DeviceFailure("no capture is open")
         try:
+            acts = self._recording.close().acts
             recorded = call(self._driver.cuStreamEndCapture, self._stream)
         except EngineError:
             self._abandon_capture()
             raise
-        modelled, self._recording = sum(self._recording), None
-        return CudaGraph(self._driver, recorded, self._stream, modelled)
+        self._recording = None
+        staged_bytes = sum(act.source.nbytes for act in acts if isinstance(act, Staged))
+        return CudaGraph(self._driver, recorded, self._stream, sum(self._node_ns), staged_bytes)
 
     def replay(self, graph: Recorded) -> None:
         """Run a recording once, against what is mapped now; returns at once."""
         if not isinstance(graph, CudaGraph) or self._recording is not None:
             raise DeviceFailure("a replay needs a recording of this device and no open capture")
         call(self._driver.cuGraphLaunch, graph.executable, self._stream)
-        self._busy = True
+        self._busy.add("compute")
         self.tally.add("kernel_runs", graph.kernel_nodes)
+        self.tally.add("device_htod_bytes", graph.staged_bytes)
         self._model(graph.modelled_ns)
 
     def _bind(self, launch: Launch) -> _Bound:
@@ -322,11 +367,39 @@ class CudaDevice:
             if graph is not None and int(graph):
                 self._driver.cuGraphDestroy(graph)
 
+    def _record(self, act: Act) -> bool:
+        """Whether a capture is open and may have this act. Raises DeviceFailure, with none open, where it may not."""
+        if self._recording is None:
+            return False
+        try:
+            self._recording.add(act)
+        except DeviceFailure:
+            self._abandon_capture()
+            raise
+        return True
+
+    def _or_abandon(self, function: Any, *arguments: Any) -> None:
+        """Call the driver; where that fails, no capture stays open."""
+        try:
+            call(function, *arguments)
+        except EngineError:
+            self._abandon_capture()
+            raise
+
+    def _drain(self) -> None:
+        """Wait for all work of both streams, where there is any."""
+        if "copy" in self._busy:
+            call(self._driver.cuStreamSynchronize, self._streams["copy"])
+            self._busy.discard("copy")
+            self.tally.add("host_syncs")
+        if self._busy:
+            self._wait()
+
     def _wait(self) -> None:
-        """Wait for all work, and see whether a kernel reported a fault."""
+        """Wait for all work of the compute stream, and see whether a kernel reported a fault."""
         call(self._driver.cuStreamSynchronize, self._stream)
         self.tally.add("host_syncs")
-        self._busy = False
+        self._busy.discard("compute")
         self._in_flight.clear()
         step, index, extent = self._fault.view(np.int64).tolist()
         if step:

@@ -20,11 +20,12 @@ class Census:
 
 
 class CudaGraph:
-    """An executable graph. `modelled_ns` is what the device profile makes of one replay."""
+    """An executable graph that copies `staged_bytes`; `modelled_ns` is what the device profile makes of one replay."""
 
-    def __init__(self, driver: Any, recorded: Any, stream: Any, modelled_ns: int) -> None:
+    def __init__(self, driver: Any, recorded: Any, stream: Any, modelled_ns: int, staged_bytes: int) -> None:
         self._driver = driver
         self.modelled_ns = modelled_ns
+        self.staged_bytes = staged_bytes
         try:
             self.census = _census(driver, recorded)
             self.executable = call(driver.cuGraphInstantiate, recorded, 0)

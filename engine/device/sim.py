@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from engine import kernels
 from engine.device.base import H200, Launch, Placed, Profile, Tag
-from engine.device.book import DEFAULT_GRANULE_BYTES, POISON, BookedDevice, HostGraph, Reads, Region
+from engine.device.book import DEFAULT_GRANULE_BYTES, POISON, BookedDevice, Reads, Region
+from engine.device.recording import HostGraph
 from engine.graph import DTYPES
 
 __all__ = ["DEFAULT_GRANULE_BYTES", "POISON", "SimDevice", "SimGraph"]

@@ -15,10 +15,24 @@ class Spans:
         self._spans: dict[int, tuple[int, Tag]] = {}
 
     def put(self, start: int, end: int, tag: Tag) -> None:
-        """Say that [start, end) now holds `tag`; whatever overlapped it is no longer whole and goes."""
+        """Say that [start, end) now holds `tag`; whatever overlapped it is no longer whole and goes.
+
+        The piece of the same key that comes before it, or after it, grows by it.
+        """
         if start == end:
             return
         self.drop(start, end)
+        after = self._spans.get(end)
+        if after is not None and after[1] == Tag(tag.key, tag.offset_bytes + end - start):
+            self.drop(end, after[0])
+            end = after[0]
+        at = bisect_left(self._starts, start) - 1
+        if at >= 0:
+            first = self._starts[at]
+            until, before = self._spans[first]
+            if until == start and tag == Tag(before.key, before.offset_bytes + start - first):
+                self.drop(first, until)
+                start, tag = first, before
         self._starts.insert(bisect_left(self._starts, start), start)
         self._spans[start] = (end, tag)
 
@@ -33,6 +47,6 @@ class Spans:
         del self._starts[first:last]
 
     def whole(self, start: int, end: int) -> Tag | None:
-        """The tag of exactly [start, end), or None where that is not one whole span."""
+        """The tag of exactly [start, end), or None where that is not one whole span from a key's first byte on."""
         found = self._spans.get(start)
-        return found[1] if found is not None and found[0] == end else None
+        return found[1] if found is not None and found[0] == end and not found[1].offset_bytes else None

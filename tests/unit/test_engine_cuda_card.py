@@ -323,3 +323,46 @@ def test_weights_are_copied_from_registered_files_and_counted(graph: Graph, devi
     counted = device.tally.read()
     assert counted["device_htod_bytes"] == bench.plan.weight_bytes == W
     assert device._host.registered_bytes > W, "the file is registered in place, not copied"
+
+
+def test_staged_pieces_run_beside_and_in_a_recording(device: Any) -> None:
+    weight = np.arange(1 << 20, dtype=np.uint8)
+    device.host_range(0, weight)
+    slot, half = device.alloc(weight.nbytes, "slot"), weight.nbytes // 2
+    device.fill(slot, weight.nbytes, 255)
+    device.wait("copy", device.mark("compute"))
+    device.stage(slot, weight[:half])
+    device.wait("compute", device.mark("copy"))
+    assert device.copy_out(slot, weight.nbytes) == weight[:half].tobytes() + b"\xff" * half
+    device.begin_capture()
+    device.wait("copy", device.mark("compute"))
+    device.stage(slot + half, weight[half:])
+    device.wait("compute", device.mark("copy"))
+    graph = device.end_capture()
+    assert (graph.nodes, graph.census.types) == (1, {"memcpy": 1})
+    for _ in range(2):
+        device.fill(slot + half, half, 255)
+        device.replay(graph)
+        assert device.copy_out(slot, weight.nbytes) == weight.tobytes()
+    event = device.mark("copy")
+    device.sync(event)
+    assert device.tally.read()["device_htod_bytes"] == 3 * half
+    device.free(slot)
+
+
+def test_a_capture_that_may_not_be_leaves_none_open(device: Any) -> None:
+    weight = np.zeros(4096, np.uint8)
+    device.host_range(0, weight)
+    slot = device.alloc(4096, "slot")
+    device.begin_capture()
+    with pytest.raises(DeviceFailure, match="has not entered"):
+        device.stage(slot, weight)
+    device.begin_capture()
+    device.wait("copy", device.mark("compute"))
+    device.stage(slot, weight)
+    with pytest.raises(DeviceFailure, match="not joined"):
+        device.end_capture()
+    device.begin_capture()
+    assert device.end_capture().nodes == 0
+    device.stage(slot, weight)
+    device.free(slot)
