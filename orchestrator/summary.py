@@ -27,12 +27,22 @@ class CellTable:
     title: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+    worse: tuple[str, ...]
+    """Gating counters that are worse in head or unsteady, a line each."""
 
 
 def tables(verdict: Verdict) -> tuple[CellTable, ...]:
     """A table for each cell of a verdict."""
     headings = ("arm", "runs", "ids", *(heading for heading, _ in COLUMNS))
-    return tuple(CellTable(f"{cell.cell}: {cell.outcome}", headings, _rows(cell)) for cell in verdict.cells)
+    return tuple(
+        CellTable(f"{cell.cell}: {cell.outcome}", headings, _rows(cell), _worse(cell)) for cell in verdict.cells
+    )
+
+
+def _worse(cell: CellVerdict) -> tuple[str, ...]:
+    words = {"regressed": "worse", "varies": "varies"}
+    rows = [row for row in cell.exact if row.gating and row.klass in words]
+    return tuple(f"{words[r.klass]}: {r.metric} {shown(r.metric, r.base)} -> {shown(r.metric, r.head)}" for r in rows)
 
 
 def _rows(cell: CellVerdict) -> tuple[tuple[str, ...], ...]:

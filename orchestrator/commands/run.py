@@ -83,13 +83,14 @@ def run(
     if not resume:  # which may turn out to name a sweep whose reports these are
         withdraw_reports(given.out)
     with StopFlag().listening() as stop:
-        done, sweep_id = _run(sweep, given, asked, resume, store_words(store), stop)
+        options = (f" --out {shlex.quote(str(out))}" if out else "") + store_words(store)
+        done, sweep_id = _run(sweep, given, asked, resume, options, stop)
     _show(done, sweep_id, given, as_json)
     raise typer.Exit(done.verdict.exit_code)
 
 
 def _run(
-    sweep: str, given: Settings, asked: int | None, resume: bool, store_option: str, stop: StopFlag
+    sweep: str, given: Settings, asked: int | None, resume: bool, options: str, stop: StopFlag
 ) -> tuple[Concluded, str]:
     """Submit or reopen, run, judge and report; what came of it, and the sweep's id."""
     by_id = resume and not os.path.exists(sweep)  # noqa: PTH110 - Path.exists raises for a name that is too long
@@ -100,7 +101,7 @@ def _run(
     try:
         sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume, stop)
         withdraw_reports(given.out)
-        way_on = f"assay run {shlex.quote(sweep)} --resume{store_option}"
+        way_on = f"assay run {shlex.quote(sweep)} --resume{options}"
         _work(with_store, sweep_id, manifest, asked, given, way_on, stop)
         verdict = judge_sweep(with_store, sweep_id)
         return write_reports(with_store, sweep_id, verdict, given.out), sweep_id
@@ -226,7 +227,8 @@ def _show(done: Concluded, sweep_id: str, given: Settings, as_json: bool) -> Non
         return
     for table in tables(verdict):
         say_table(table.title, table.headings, table.rows)
-    say(f"\n{verdict.outcome}: {shown(verdict.headline)}\nnext: {verdict.next_step}\n")
+        say("".join(f"{line}\n" for line in table.worse))
+    say(f"{verdict.outcome}: {shown(verdict.headline)}\nnext: {verdict.next_step}\n")
     say(f"sweep    {sweep_id}")
     for word, path in {**paths, "store": given.store_shown}.items():
         say(f"{word:<8} {path}")
@@ -245,7 +247,8 @@ def _show_plan(sweep: str, given: Settings, as_json: bool) -> None:
         (c["cell"], ", ".join(c["arms"]), str(c["blocks"]), str(c["runs"]), c["time"]) for c in document["cells"]
     )
     say_table(f"{manifest.name}: {manifest.description}", ("cell", "arms", "blocks", "runs", "time"), rows)
-    say(f"\n{len(manifest.cells)} cells, {document['runs']} runs, {expected.words}")
+    cells = "1 cell" if len(manifest.cells) == 1 else f"{len(manifest.cells)} cells"
+    say(f"\n{cells}, {document['runs']} runs, {expected.words}")
     for name in resolver.absent:
         say(f"model {name} is not built yet; the run will build it")
     for name, command in resolver.unbuilt.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -25,6 +26,10 @@ StoreOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="print JSON")]
 OutOption = Annotated[Path | None, typer.Option("--out", metavar="PATH", help="write there instead of printing")]
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="a sweep's id or a unique beginning of it")]
+
+
+WIDEST = 100_000
+"""Columns that no table fills."""
 
 
 def settings_for(store: str | None = None, out: Path | None = None) -> Settings:
@@ -73,10 +78,22 @@ def say_json(document: Any) -> None:
 
 
 def say_table(title: str, headings: tuple[str, ...], rows: tuple[tuple[str, ...], ...]) -> None:
-    """Print a table on stdout; without a terminal it is as wide as it needs to be."""
+    """Print a table on stdout, whole: where a terminal is too narrow for it, a line for each cell of each row."""
     table = Table(title=Text(shown(title)), title_justify="left", header_style="bold", show_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(Text(heading), justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows:
         table.add_row(*(Text(shown(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False).print(table)
+    plain = Console(width=WIDEST, file=io.StringIO(), highlight=False)
+    with plain.capture() as drawn:
+        plain.print(table)
+    widest = max(map(len, drawn.get().splitlines()))
+    console = Console(width=None if sys.stdout.isatty() else widest, highlight=False)
+    if widest <= console.width:
+        console.print(table)
+        return
+    say(title)
+    broad = max(map(len, headings))
+    for row in rows:
+        cells = zip(headings, row, strict=True)
+        say("".join(f"  {heading:<{broad}}  {shown(cell)}\n" for heading, cell in cells) + "\n")

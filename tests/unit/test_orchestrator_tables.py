@@ -1,0 +1,63 @@
+"""Tables on a terminal, whole at any width, and the counters that turned a cell red beside them."""
+
+from __future__ import annotations
+
+import os
+import pty
+
+import pytest
+
+from jobs.verdict import CellVerdict, MetricRow, Verdict
+from orchestrator.commands.terminal import say_table
+from orchestrator.summary import tables
+
+HEADINGS = ("arm", "bytes a token", "what")
+ROWS = (("base", "111,617,280", "x" * 30), ("head", "91,006,080", "y" * 30))
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
+    """What stands on a terminal of so many columns."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    ours, terminals = pty.openpty()
+    with os.fdopen(terminals, "w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        say_table("cells", HEADINGS, ROWS)
+        stream.flush()
+        monkeypatch.undo()
+        text = os.read(ours, 65536).decode().replace("\r\n", "\n")
+    os.close(ours)
+    return text
+
+
+@pytest.mark.parametrize("columns", [30, 50, 80, 300])
+def test_no_cell_is_lost_on_a_terminal_of_any_width(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    text = printed(monkeypatch, columns)
+    for cell in (*HEADINGS, *(cell for row in ROWS for cell in row)):
+        assert cell in text
+    assert ("  what           " + "x" * 30 in text) is (columns < 60), "a line for each cell where a row has no room"
+
+
+def test_without_a_terminal_a_table_is_as_wide_as_it_needs_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (("a" * 250, "1", "2"),)
+    say_table("cells", HEADINGS, rows)
+    assert "a" * 250 in capsys.readouterr().out
+
+
+def metric(name: str, klass: str, *, gating: bool) -> MetricRow:
+    fields = {"metric": name, "unit": "count", "direction": "lower", "gating": gating, "class": klass}
+    return MetricRow.model_validate({**fields, "base": 1200, "head": 1500, "delta": 300})
+
+
+def test_the_counters_that_turned_a_cell_red_are_named() -> None:
+    exact = (
+        metric("vmm_calls_steady", "regressed", gating=True),
+        metric("segments", "varies", gating=True),
+        metric("hits", "regressed", gating=False),
+        metric("fallbacks", "same", gating=True),
+    )
+    cell = CellVerdict(cell="c", outcome="REGRESSED", exit_code=1, model="m", prompt="p", arms=(), exact=exact)
+    fields = {"sweep": "s", "outcome": "REGRESSED", "exit_code": 1, "headline": "h", "next_step": "n"}
+    verdict = Verdict.model_construct(**fields, cells=(cell,))  # type: ignore[arg-type]
+    [table] = tables(verdict)
+    assert table.worse == ("worse: vmm_calls_steady 1,200 -> 1,500", "varies: segments 1,200 -> 1,500")
