@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+from contextlib import suppress
 
 import pytest
 
@@ -23,11 +24,15 @@ def printed(monkeypatch: pytest.MonkeyPatch, columns: int) -> str:
     with os.fdopen(terminals, "w") as stream:
         monkeypatch.setattr("sys.stdout", stream)
         say_table("cells", HEADINGS, ROWS)
-        stream.flush()
         monkeypatch.undo()
-        text = os.read(ours, 65536).decode().replace("\r\n", "\n")
-    os.close(ours)
-    return text
+    found = b""
+    with (
+        suppress(OSError),
+        os.fdopen(ours, "rb", buffering=0) as reader,
+    ):  # a terminal that nobody writes to is an error
+        while part := reader.read(65536):
+            found += part
+    return found.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("columns", [30, 50, 80, 300])
