@@ -14,6 +14,7 @@ from typing import Any, Literal
 from engine import PROTOCOL
 from engine.errors import BadRequest
 from engine.kv_layout import LAYOUTS, LEAST_BUCKET_TOKENS
+from engine.model_files import can_be_path
 
 POLICIES = ("stable", "lru", "stable_slot", "size_first")
 DEVICES = ("auto", "sim", "cuda")
@@ -28,8 +29,16 @@ CONFIG_NAMES = frozenset(
 """Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
 
 Source = Literal["request", "default", "derived"]
+MOST_TOKENS = 2**31 - 1
+MOST_TIMES = 1_000_000
+"""Most generations, and most warm-ups, of a run: beyond is a slip of the hand, and would never end."""
+MOST_SEQUENCES = 65_536
 GRANULES_BYTES = tuple(1 << power for power in range(12, 31))
 """4 KiB to 1 GiB: what a simulated device's granule may be."""
+_MOST = {
+    **dict.fromkeys(("prefill_chunk", "kv_capacity", "kv_min_bucket"), MOST_TOKENS),
+    "batch": MOST_SEQUENCES,
+}
 _SHARE = re.compile(r"(100(?:\.0{1,6})?|[0-9]{1,2}(?:\.[0-9]{1,6})?)%")
 _BUDGET_REMEDY = "give bytes above zero, or a share of W above 0% and up to 100%, such as 50%"
 
@@ -110,15 +119,7 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
         parse_share(made.weight_budget)
     elif made.weight_budget is not None and not _is_whole(made.weight_budget):
         raise BadRequest(f"weight_budget is {made.weight_budget!r}", _BUDGET_REMEDY)
-    for name in ("vram_limit", "granule", "prefill_chunk", "kv_capacity", "kv_min_bucket", "batch"):
-        value = getattr(made, name)
-        if not _is_whole(value) and (value is not None or name in ("prefill_chunk", "kv_min_bucket")):
-            raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number above zero")
-    if made.granule is not None and made.granule not in GRANULES_BYTES:
-        raise BadRequest(
-            f"granule is {made.granule}",
-            f"a granule is a power of two, {GRANULES_BYTES[0]} bytes to {GRANULES_BYTES[-1]} bytes",
-        )
+    _check_numbers(made)
     if made.policy not in POLICIES:
         raise BadRequest(f"unknown policy {made.policy!r}", f"known policies: {', '.join(POLICIES)}")
     if made.kv_layout not in LAYOUTS:
@@ -127,6 +128,22 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
         if not isinstance(getattr(made, name), bool):
             raise BadRequest(f"{name} is {getattr(made, name)!r}", f"{name} is true or false")
     return made
+
+
+def _check_numbers(made: EngineConfig) -> None:
+    for name in ("vram_limit", "granule", "prefill_chunk", "kv_capacity", "kv_min_bucket", "batch"):
+        value = getattr(made, name)
+        if not _is_whole(value) and (value is not None or name in ("prefill_chunk", "kv_min_bucket")):
+            raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number above zero")
+    for name, most in _MOST.items():
+        value = getattr(made, name)
+        if value is not None and value > most:
+            raise BadRequest(f"{name} is {value}", f"at most {most}")
+    if made.granule is not None and made.granule not in GRANULES_BYTES:
+        raise BadRequest(
+            f"granule is {made.granule}",
+            f"a granule is a power of two, {GRANULES_BYTES[0]} bytes to {GRANULES_BYTES[-1]} bytes",
+        )
 
 
 def parse_share(text: str) -> float:
@@ -163,7 +180,7 @@ def parse_request(document: object) -> RunRequest:
     if not isinstance(config, dict):
         raise BadRequest("request key 'config' is not an object", "see engine/schemas/run_request.json")
     model = body.pop("model")
-    if not isinstance(model, str) or not model:
+    if not isinstance(model, str) or not model or not can_be_path(model):
         raise BadRequest(f"model is {model!r}", "give the model's folder")
     ids = body.pop("prompt_ids")
     if not isinstance(ids, list):
@@ -207,11 +224,12 @@ def read_request(path: Path) -> RunRequest:
 
 
 def _check_scalars(request: RunRequest) -> None:
-    bounds = {"tokens": 1, "generations": 1, "warmups": 0, "decode_skip": 1}
-    for name, low in bounds.items():
+    bounds = {"tokens": (1, MOST_TOKENS), "generations": (1, MOST_TIMES), "warmups": (0, MOST_TIMES),
+              "decode_skip": (1, MOST_TOKENS)}  # fmt: skip
+    for name, (low, high) in bounds.items():
         value = getattr(request, name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number from {low}")
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number from {low} to {high}")
     if not isinstance(request.ignore_eos, bool):
         raise BadRequest(f"ignore_eos is {request.ignore_eos!r}", "ignore_eos is true or false")
     if request.device not in DEVICES:
@@ -222,7 +240,7 @@ def _check_scalars(request: RunRequest) -> None:
         raise BadRequest("a run without arithmetic uses no card", "leave the device out, or use sim")
     for name, arithmetic in (("routing", "none"), ("routing_out", "full")):
         value = getattr(request, name)
-        if value is not None and (not isinstance(value, str) or not value):
+        if value is not None and (not isinstance(value, str) or not value or not can_be_path(value)):
             raise BadRequest(f"{name} is {value!r}", f"{name} is a file's path" + " or seed:N" * (name == "routing"))
         if value is not None and request.arithmetic != arithmetic:
             what = "computes its own routing" if arithmetic == "none" else "has none of its own to record"

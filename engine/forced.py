@@ -61,14 +61,6 @@ def check_fed(info: DecoderInfo, prompt: Sequence[int], forced: Sequence[int]) -
         )
 
 
-def check_out(path: Path) -> None:
-    """Refuse, before anything is computed, a file that could not be written. Raises BadRequest."""
-    if not path.parent.is_dir():
-        raise BadRequest(f"--out: folder {path.parent} does not exist", "make it first, or write elsewhere")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise BadRequest(f"--out: {path} cannot be written", "write elsewhere")
-
-
 def save(path: Path, logits: Logits, prompt: Sequence[int], forced: Sequence[int]) -> None:
     """Write arrays logits, prompt_ids and forced_ids: the whole file or none. Raises BadRequest."""
     fed = [np.asarray(ids, np.int64) for ids in (prompt, forced)]

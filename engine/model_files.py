@@ -16,11 +16,19 @@ AGAIN = "export the model again"
 def inside(folder: Path, location: str, owner: str = "") -> Path:
     """The file at `location` in a model folder, links resolved. Raises ModelFilesError where it lies elsewhere."""
     root = folder.resolve()
-    bad = not location or "\\" in location or "\0" in location or Path(location).is_absolute()
+    bad = not location or "\\" in location or not can_be_path(location) or Path(location).is_absolute()
     path = Path(os.path.realpath(root / location)) if not bad else root  # unlike resolve(), calm about loops of links
     if bad or not path.is_relative_to(root) or path == root:
         raise ModelFilesError(f"{owner}location {location!r} is not a file inside the model folder", AGAIN)
     return path
+
+
+def can_be_path(text: str) -> bool:
+    """Whether a text from a document can name a file at all: no NUL, and nothing that has no bytes."""
+    try:
+        return "\0" not in text and bool(os.fsencode(text))
+    except UnicodeEncodeError:
+        return False
 
 
 def refuse_pointer(path: Path) -> None:
@@ -33,10 +41,10 @@ def refuse_pointer(path: Path) -> None:
 def read_object(folder: Path, name: str, remedy: str = AGAIN) -> dict[str, Any] | None:
     """A JSON object in the folder, or None where there is no such file. Raises ModelFilesError for any other file."""
     path = inside(folder, name)
-    if not path.is_file():
-        return None
-    refuse_pointer(path)
     try:
+        if not path.is_file():
+            return None
+        refuse_pointer(path)
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelFilesError(f"{path} cannot be read: {error}", remedy) from error

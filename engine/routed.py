@@ -12,6 +12,7 @@ from engine.config import RunRequest
 from engine.counters import Tally
 from engine.errors import BadRequest, DeviceFailure
 from engine.onnx_load import graph_digests
+from engine.out_file import check_out
 from engine.plan import Plan
 from engine.routing import Bank, Choices, Given, Origin, Recorder, Seeded, banks, by_position, check, read, write
 
@@ -61,9 +62,7 @@ def given_for(request: RunRequest, plan: Plan) -> Given | None:
     if (request.routing or request.routing_out) and not found:
         raise BadRequest(f"{request.model} has no mixture of experts: there is no routing", "leave it out")
     if request.routing_out is not None:
-        out = Path(request.routing_out)
-        if not out.parent.is_dir() or out.is_dir():
-            raise BadRequest(f"--routing-out: {out} cannot be written", "name a file in a folder that is there")
+        check_out(Path(request.routing_out), "--routing-out")
     if request.routing is None:
         return None
     if request.routing.startswith("seed:"):

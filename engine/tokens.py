@@ -7,8 +7,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import ModelFilesError
-from engine.model_files import LFS_MARK, inside
+from engine.errors import BadRequest, ModelFilesError
+from engine.model_files import inside, refuse_pointer
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -26,15 +26,23 @@ class Tokens:
 
     def __init__(self, folder: Path) -> None:
         path = inside(folder, TOKENIZER_FILE)
-        if not path.is_file():
-            raise ModelFilesError(f"{folder} has no {TOKENIZER_FILE}", _IDS_INSTEAD)
-        with path.open("rb") as file:
-            if file.read(len(LFS_MARK)) == LFS_MARK:
-                raise ModelFilesError(f"{path} is a Git LFS pointer, not the file", "run `git lfs pull`")
+        try:
+            if not path.is_file():
+                raise ModelFilesError(f"{folder} has no {TOKENIZER_FILE}", _IDS_INSTEAD)
+            refuse_pointer(path)
+        except OSError as error:
+            raise ModelFilesError(f"{path} cannot be read: {error.strerror}", _IDS_INSTEAD) from error
         self._tokenizer = _read(path)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text`, with whatever ids the tokenizer itself puts before or after; special tokens are recognised."""
+        """Ids of `text`, with whatever ids the tokenizer itself puts before or after; special tokens are recognised.
+
+        Raises BadRequest where `text` holds half of a surrogate pair: what a shell's bytes that are no UTF-8 come as.
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise BadRequest("the prompt is not UTF-8 text", _IDS_INSTEAD) from error
         ids: list[int] = self._tokenizer.encode(text).ids
         return ids
 

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+from engine.plain import plain
+
 
 class JobsError(Exception):
     """An end with a cause and a remedy, both one line."""
@@ -24,9 +26,9 @@ class JobsError(Exception):
     exit_code: ClassVar[int] = 4
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.remedy = remedy
+        self.message = plain(message)  # it quotes names out of files, whose line ends would feign another error
+        self.remedy = plain(remedy)
+        super().__init__(self.message)
 
     def __str__(self) -> str:
         return f"{self.message} ({self.remedy})" if self.remedy else self.message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +38,13 @@ def judge_sweep(store: Store, sweep_id: str) -> Verdict:
     return verdict
 
 
+def make_folder(out: Path) -> None:
+    """Make folder `out`. Raises OSError when it cannot be made or written: at once, not after hours of runs."""
+    out.mkdir(parents=True, exist_ok=True)
+    if not os.access(out, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(out))
+
+
 def withdraw_reports(out: Path) -> None:
     """Remove an earlier sweep's reports from folder `out`, so that none can be taken for that of a run that fails.
 
@@ -47,7 +56,7 @@ def withdraw_reports(out: Path) -> None:
 
 def write_reports(store: Store, sweep_id: str, verdict: Verdict, out: Path) -> Concluded:
     """Comment, page and document of a verdict in folder `out`. Raises OSError when it cannot be written."""
-    out.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)  # somebody may have removed it since
     page = write_html(verdict, out, doc=store.judge_input(sweep_id))
     assert page == out / PAGE, page
     comment, document = out / COMMENT, out / DOCUMENT

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "ASSAY_MARK"
+MOST_FOLDER_BYTES = 107 - len("/assay-01234567/session_2026-11-30_14-10-01_887299_4194304/sockets/plasma_store")
+"""Of the folder for temporary files: Ray's longest socket under it must fit into the 107 bytes that Linux gives one."""
 
 _GUARD = r"""
 import os, shutil, signal, sys, time
@@ -54,9 +56,7 @@ class Guard:
     @classmethod
     def start(cls, mark: str) -> Guard:
         """Start it; `mark` must be unique to this driver, and goes into the environment of all it starts."""
-        folder = Path(
-            tempfile.mkdtemp(prefix="assay-")
-        )  # short: Ray's sockets lie in it, and paths of those are bounded
+        folder = Path(tempfile.mkdtemp(prefix="assay-", dir=_short_enough(tempfile.gettempdir())))
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _GUARD, mark, str(folder), str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -73,3 +73,8 @@ class Guard:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(timeout=40)
+
+
+def _short_enough(folder: str) -> str:
+    """The folder for temporary files, or /tmp where sockets in it would have longer names than the system takes."""
+    return folder if len(os.fsencode(folder)) <= MOST_FOLDER_BYTES else "/tmp"

@@ -13,9 +13,10 @@ from engine import PROTOCOL
 from engine.commands.ids import add_forced, add_prompt, forced_of, prompt_of
 from engine.config import DEVICES, POLICIES, parse_request
 from engine.errors import OutOfMemory
-from engine.forced import check_fed, check_out, force, save
+from engine.forced import check_fed, force, save
 from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
+from engine.out_file import check_out
 from engine.plain import plain_lines
 
 _CONFIG = ("granule", "weight_budget", "vram_limit", "policy", "kv_capacity", "kv_layout", "kv_min_bucket")

@@ -12,8 +12,9 @@ from engine import oracle
 from engine.commands.ids import add_forced, add_prompt, forced_of, prompt_of
 from engine.config import check_ids
 from engine.errors import BadRequest, OutOfMemory
-from engine.forced import check_fed, check_out, save
+from engine.forced import check_fed, save
 from engine.onnx_load import load
+from engine.out_file import check_out
 
 
 def add(commands: Any) -> None:

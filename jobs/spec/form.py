@@ -10,14 +10,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from engine.config import MOST_TIMES
 from jobs.model import ArmRole, GateAction, Order
 
 NAME_RULE = r"^[a-z0-9][a-z0-9._-]*$"
 MOST_TOKEN_ID = 2**31 - 1
 MOST_ARMS = 64
 MOST_SECONDS = 30 * 24 * 3600.0
-MOST_TIMES = 1_000_000
-"""Bound on whatever is done again and again: more is a slip of the keyboard, and would never end."""
 
 Scalar = str | int | float | bool | None
 

@@ -35,7 +35,7 @@ from orchestrator.commands.terminal import (
     say_table,
     settings_for,
 )
-from orchestrator.conclude import Concluded, judge_sweep, withdraw_reports, write_reports
+from orchestrator.conclude import Concluded, judge_sweep, make_folder, withdraw_reports, write_reports
 from orchestrator.embedded import cards_of_host, run_embedded
 from orchestrator.estimate import Estimate, estimate
 from orchestrator.place import HostLost, Stopped
@@ -99,6 +99,7 @@ def _run(
         _has_store(given, sweep, spec)
     with_store = open_store(given, migrate=True)
     try:
+        make_folder(given.out)
         sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume, stop)
         withdraw_reports(given.out)
         way_on = f"assay run {shlex.quote(sweep)} --resume{options}"

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine.__main__ import main as engine_main
 from engine.bind import lower
 from engine.errors import EngineError, ModelFilesError, UnsupportedModel
 from engine.model_files import LFS_MARK
@@ -297,6 +298,16 @@ def test_a_missing_folder_and_a_file_in_its_place(tmp_path: Path) -> None:
     assert "file" in refusal(tmp_path / "file").message
 
 
+def test_a_name_that_no_file_can_have_and_one_that_feigns_a_line_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("x" * 5000, "a\n\x1b[31merror: b"):
+        for told in (["--prompt-ids", "1"], ["--prompt", "text"]):
+            assert engine_main(["run", "--model", str(tmp_path / name), *told]) == ModelFilesError.exit_code
+            error = capsys.readouterr().err
+            assert error.count("\n") == 1 and "\x1b" not in error, error
+
+
 def test_a_file_that_may_not_be_read_is_named(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = reconfigured(tiny, tmp_path / "m", lambda _: None)
     real = Path.open
@@ -367,6 +378,7 @@ CONFIG_FAULTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "logits unknown": (lambda c: decoder(c)["outputs"].update(logits="scores"), "'scores'"),
     "graph outside": (lambda c: decoder(c).update(filename="../model.onnx"), "'../model.onnx'"),
     "graph elsewhere": (lambda c: decoder(c).update(filename="decoder.onnx"), "decoder.onnx"),
+    "graph without bytes": (lambda c: decoder(c).update(filename="a\ud800"), "'a\\ud800'"),
     "past without a layer": (lambda c: decoder(c)["inputs"].update(past_key_names="past"), "'past'"),
     "past with two layers": (lambda c: decoder(c)["inputs"].update(past_key_names="p.%d.%d"), "'p.%d.%d'"),
     "value without a layer": (lambda c: decoder(c)["inputs"].update(past_value_names="past"), "'past'"),

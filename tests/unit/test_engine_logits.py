@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.__main__ import main
+from engine.errors import BadRequest
 from engine.onnx_load import load
+from engine.out_file import check_out
 from tests.unit.engine_rig import build_tiny, edited, reconfigured, write_array
 
 SAMPLES = (
@@ -115,6 +118,17 @@ def test_what_it_says_and_without_forced_ids(tiny: Path, tmp_path: Path, run: Ru
     assert told["smallest_margin"] == pytest.approx(float((ordered[:, -1] - ordered[:, -2]).min()))
     assert told["largest"] == pytest.approx(float(np.abs(logits).max()))
     assert [p.name for p in tmp_path.iterdir()] == ["l.npz"]
+
+
+def test_a_device_or_pipe_is_never_replaced_by_the_file(tiny: Path, tmp_path: Path, run: Run) -> None:
+    pipe, long = tmp_path / "pipe", tmp_path / ("x" * 300)
+    os.mkfifo(pipe)
+    for out in (pipe, long, tmp_path):
+        code, _, err = run("--model", tiny, *IDS, "--out", out)
+        assert code == 10 and f"--out: {out} cannot be written" in err and err.count("\n") == 1
+        with pytest.raises(BadRequest, match=r"--routing-out: .* cannot be written"):
+            check_out(out, "--routing-out")
+    assert pipe.is_fifo()
 
 
 BAD: list[tuple[list[str], int, str]] = [

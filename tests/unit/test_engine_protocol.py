@@ -86,6 +86,7 @@ def accepted(document: object) -> bool:
 
 
 ODD: list[Any] = [
+    *(65_536, 65_537, 1_000_000, 1_000_001, 2**31 - 1, 2**31, "a\ud800"),
     *(None, True, False, 0, 1, -1, 2, 10**30, -(10**30), 0.5, -1.5, math.inf),
     *("", "1", "50%", "0%", "100%", "101%", "-5%", "5 %", " 5%", "5%\n", "0.0%", "0.5%", "99.999999%", "1.0000001%"),
     *("0050%", "٥٠%", "1e1%", "abc", "sim", "cuda", "tpu", "stable", "mru", "100.0%", "100.1%", "%", "005%"),
@@ -171,6 +172,13 @@ def test_schema_and_parser_agree_on_anything(changes: dict[str, Any]) -> None:
         ({**BASE, "tokens": 0}, "tokens is 0", "from 1"),
         ({**BASE, "protocol": 7}, "7", "1"),
         ({**BASE, "device": "tpu"}, "'tpu'", "sim"),
+        ({**BASE, "generations": 10**30}, "generations", "1000000"),  # each of these ran for ever, or out of memory
+        ({**BASE, "warmups": 10**7}, "warmups", "1000000"),
+        ({**BASE, "tokens": 2**31}, "tokens", "2147483647"),
+        ({**BASE, "config": {"batch": 10**30}}, "batch", "65536"),
+        ({**BASE, "config": {"kv_capacity": 10**30}}, "kv_capacity", "2147483647"),
+        ({**BASE, "model": "a\0b"}, "a\\x00b", "folder"),
+        ({**BASE, "model": "a\ud800"}, "a\\ud800", "folder"),
     ],
 )
 def test_a_refused_request_names_the_thing_and_the_remedy(document: dict[str, Any], says: str, remedy: str) -> None:

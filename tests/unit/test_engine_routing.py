@@ -268,7 +268,7 @@ def test_what_cannot_be_asked(mixture: Path, trace: Path, tmp_path: Path) -> Non
     cases: list[tuple[Path, dict[str, Any], str]] = [
         (mixture, {"arithmetic": "none", "routing": "seed:x"}, "nine digits"),
         (mixture, {"arithmetic": "none", "routing": str(tmp_path / "gone.json")}, "cannot be read"),
-        (mixture, {"routing_out": str(tmp_path / "no" / "t.json")}, "cannot be written"),
+        (mixture, {"routing_out": str(tmp_path / "no" / "t.json")}, "does not exist"),
         (mixture, {"routing_out": str(tmp_path)}, "cannot be written"),
         (dense, {"arithmetic": "none", "routing": "seed:1"}, "no mixture of experts"),
         (dense, {"routing_out": str(tmp_path / "t.json")}, "no mixture of experts"),

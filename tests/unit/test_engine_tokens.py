@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.errors import ModelFilesError
+from engine.errors import BadRequest, ModelFilesError
 from engine.tokens import Tokens
 from engine.zoo.tokenizer_json import TINY_SPECIALS, byte_level_bpe, tiny_tokenizer
 
@@ -46,6 +46,11 @@ def test_any_text_survives(tiny: Tokens, text: str) -> None:
     ids = tiny.encode(text)
     assert tiny.decode(ids) == text
     assert len(ids) <= len(text.encode())
+
+
+def test_a_prompt_of_bytes_that_are_no_text_is_refused(tiny: Tokens) -> None:
+    with pytest.raises(BadRequest, match="UTF-8"):
+        tiny.encode("caf\udce9")
 
 
 def test_every_id_can_be_spelt(tiny: Tokens) -> None:

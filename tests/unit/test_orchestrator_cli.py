@@ -101,6 +101,20 @@ def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(here: Path, capsys:
     assert [path.name for path in (here / "out").iterdir()] == ["notes.txt"]
 
 
+def test_a_report_folder_that_cannot_be_is_refused_before_anything_runs(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "/proc/nosuch" in failed(capsys, 4, "run", sweep_file(here), "--out", "/proc/nosuch")
+    (here / "out").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != here / "out")  # root may write everywhere
+    assert "make it accessible" in failed(capsys, 4, "run", sweep_file(here), "--out", "out")
+    assert "no id begins with 'swp_'" in failed(capsys, 2, "gate", "swp_"), "nothing was submitted"
+
+
+def test_a_name_with_a_line_end_does_not_feign_a_second_error(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no\\u000aerror: such" in failed(capsys, 2, "run", "no\nerror: such.yaml")
+
+
 def test_a_git_ref_that_is_not_there_names_the_repository(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     subprocess.run(["git", "init", "-q", "."], check=True)
     message = failed(capsys, 2, "run", sweep_file(here, "source: installed", 'source: "git:nosuch"'), "--dry-run")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +16,7 @@ import pytest
 from jobs.errors import StoreError
 from orchestrator.cards import ProbeError
 from orchestrator.commands import run as run_command
+from orchestrator.guard import Guard
 from orchestrator.place import HostLost, Stopped
 from orchestrator.supervise import SIGNALS, StopFlag, deaf, supervised
 
@@ -148,3 +151,15 @@ def test_whatever_is_lost_on_the_way_the_command_tells_how_to_go_on(
     monkeypatch.setattr(run_command, "supervised", lose)
     with pytest.raises(HostLost, match=rf"{re.escape(str(loss))} \(go on with: assay run x --resume\)"):
         run_command._work(store, "swp_1", SimpleNamespace(cells=[cell]), 1, None, "assay run x --resume", stop)  # type: ignore[arg-type]
+
+
+def test_sockets_lie_where_their_names_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    long = tmp_path / ("d" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))  # as TMPDIR would: Ray then refused to start
+    guard = Guard.start("0mark")
+    try:
+        assert guard.folder.is_relative_to("/tmp") and len(str(guard.folder)) < 43
+    finally:
+        guard.finish()
+    assert not guard.folder.exists()
