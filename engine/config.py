@@ -16,7 +16,7 @@ from engine.errors import BadRequest
 from engine.kv_layout import LAYOUTS, LEAST_BUCKET_TOKENS
 from engine.model_files import can_be_path
 
-POLICIES = ("stable", "lru", "stable_slot", "size_first")
+POLICIES = ("stable", "lru", "stable_slot", "size_first", "staging")
 DEVICES = ("auto", "sim", "cuda")
 ARITHMETIC = ("full", "none")
 """`none`: a plan-only run, in which pager, ledger and capture are real and nothing is computed."""

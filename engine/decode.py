@@ -33,7 +33,7 @@ from engine.device.base import CONTROL, Device, Launch, Placed, Recorded
 from engine.errors import NonFiniteLogits
 from engine.graph import DTYPES, Graph, stored_bytes
 from engine.kv import KvCache
-from engine.paging.pager import Pager
+from engine.paging.residency import Residency
 from engine.plan import Operand, Plan, Step
 from engine.prefix import check_no_states, nothing_cached
 from engine.routed import Routing
@@ -59,7 +59,7 @@ class Decoder:
         device: Device,
         graph: Graph,
         plans: Mapping[int, Plan],
-        pager: Pager,
+        pager: Residency,
         kv: KvCache,
         capture: bool,
         tally: Tally,
@@ -306,10 +306,13 @@ class Decoder:
                 self._eager(plan, segment.steps, self._all)
                 recorded.append(None)
                 continue
-            launches = [self._bind(plan, s, self._touch(s), self._all) for s in segment.steps]
+            launches = [self._bind(plan, s, self._pager.touch(plan, s), self._all) for s in segment.steps]
+            self._pager.join()
             self._device.begin_capture()
-            for launch in launches:
+            for step, launch in zip(segment.steps, launches, strict=True):
+                self._pager.issue(plan, step)
                 self._device.launch(launch)
+            self._pager.join()
             graph = self._device.end_capture()
             self._device.replay(graph)
             self._pager.release()
@@ -324,20 +327,18 @@ class Decoder:
                 continue
             if self._pager.fits:  # all keys are in: they are counted while the card is at work
                 self._device.replay(graph)
-            for key in segment.keys:  # steady keys keep their addresses, so the baked ones hold
-                self._pager.touch(key)
+            for step in segment.steps:  # steady keys keep their addresses, so the baked ones hold
+                self._pager.touch(plan, step)
             if not self._pager.fits:
                 self._device.replay(graph)
             self._pager.release()
 
     def _eager(self, plan: Plan, steps: Sequence[Step], sequences: tuple[int, ...]) -> None:
         for step in steps:
-            self._device.launch(self._bind(plan, step, self._touch(step), sequences))
+            keys = self._pager.touch(plan, step)  # once, however many sequences read them
+            self._pager.issue(plan, step)
+            self._device.launch(self._bind(plan, step, keys, sequences))
             self._pager.release()
-
-    def _touch(self, step: Step) -> tuple[int, ...]:
-        """The addresses of a step's keys, brought in once however many sequences read them."""
-        return tuple(self._pager.touch(k) for k in step.keys)
 
     def _control_blocks(self, sequences: Sequence[int]) -> list[int]:
         """Where the control blocks of these sequences start."""

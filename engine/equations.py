@@ -40,6 +40,8 @@ class Sums:
     bypassed: int
     bypassed_bytes: int
     evicted: int
+    staged: int = 0
+    staged_bytes: int = 0
     routed_bytes: int | None = None
     """By bank of experts; None where there is none, or nobody knows what was asked for."""
 
@@ -74,6 +76,7 @@ def evaluate(
         Equation("W2h", "hits == sum over keys", "==", c("hits"), sums.hits),
         Equation("W2r", "retained == sum over keys", "==", c("retained_page_ins"), sums.retained),
         Equation("W2b", "bypassed == sum over keys", "==", c("bypassed_page_ins"), sums.bypassed),
+        Equation("W2s", "staged == sum over keys", "==", c("staged_page_ins"), sums.staged),
         Equation("W2e", "evictions == sum over keys", "==", c("evictions"), sums.evicted),
         Equation(
             "W3",
@@ -97,6 +100,7 @@ def evaluate(
             c("retained_bytes") + c("bypassed_page_in_bytes") + c("staged_bytes"),
         ),
         Equation("W7", "bypassed bytes == sum over keys", "==", c("bypassed_page_in_bytes"), sums.bypassed_bytes),
+        Equation("W7s", "staged bytes == sum over keys", "==", c("staged_bytes"), sums.staged_bytes),
         Equation(
             "W10",
             "device's own copied bytes == loaded_bytes + htod_bytes",
@@ -169,6 +173,17 @@ def evaluate(
         rows.append(Equation("M2", "routed bytes >= one token's in each pass", ">=", asked, least))
         most = f("bank_bytes_per_step") * c("forward_steps")
         rows.append(Equation("M3", "routed bytes <= the banks in each pass", "<=", asked, most))
+    if "ring_slots" in facts:
+        rows += [
+            Equation(name, f"{counter} == {fact} * forward_steps", "==", c(counter), f(fact) * c("forward_steps"))
+            for name, counter, fact in (
+                ("S1", "staged_bytes", "staged_bytes_per_step"),
+                ("S2", "ring_waits", "ring_waits_per_step"),
+            )
+        ]
+        calls = c("vmm_calls_steady") + c("alloc_calls_steady")
+        rows.append(Equation("S3", "staging: VMM calls and allocations in steady state == 0", "==", calls, 0))
+        rows.append(Equation("S4", "staging: evictions == 0", "==", c("evictions"), 0))
     if f("resident") == 1:
         rows.append(Equation("W13", "all fits: page_ins == 0", "==", c("page_ins"), 0))
         rows.append(Equation("W13l", "all fits: loaded_keys == keys", "==", c("loaded_keys"), f("keys")))

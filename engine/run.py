@@ -25,8 +25,9 @@ from engine.journal import Emit
 from engine.kv import KvCache
 from engine.kv_layout import Buckets, Forecast, forecast
 from engine.onnx_load import load, recorded_digest
+from engine.paging.arena import minimum_budget
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.pager import Pager, minimum_budget
+from engine.paging.residency import Residency, make_pager
 from engine.plan import Plan
 from engine.prefix import check_no_states
 from engine.routed import given_for, record
@@ -116,7 +117,7 @@ class Setup:
 
     ledger: Ledger
     pool: Pool
-    pager: Pager
+    pager: Residency
     kv: KvCache
     decoder: Decoder
     budget_bytes: int | None
@@ -140,7 +141,9 @@ def set_up(
     budget = _budget(request, plan, fixed + foreseen.peak_bytes, device.granule_bytes)
     ledger = Ledger(device.granule_bytes, None if config.vram_limit is None else config.vram_limit - fixed, tally)
     pool = Pool(device, ledger)
-    pager = Pager(device, plan, config.policy, budget, ledger, pool, tally)
+    if config.policy == "staging" and device.kind == "cuda":
+        raise BadRequest("policy 'staging' is not served on a card", "use stable_slot there, or --device sim")
+    pager = make_pager(device, plan, config.policy, budget, ledger, pool, tally)
     kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally, len(positions))
     decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally, given)
     pager.preload()
@@ -229,6 +232,8 @@ def _report(
         retained=sum(t.retained for _, t in traffic),
         bypassed=sum(t.bypassed for _, t in traffic),
         bypassed_bytes=sum(t.bypassed * k.nbytes for k, t in traffic),
+        staged=sum(t.staged for _, t in traffic),
+        staged_bytes=sum(t.staged * k.nbytes for k, t in traffic),
         evicted=sum(t.evicted for _, t in traffic),
         routed_bytes=routing.asked_bytes if routing.banks and routing.is_known else None,
     )
@@ -325,6 +330,7 @@ def _facts(
         "batch": len(prompts),
         "link_bytes_per_s": int(setup.decoder.profile.link_bytes_per_s),
         "memory_bytes_per_s": int(setup.decoder.profile.memory_bytes_per_s),
+        **setup.pager.facts,
     }
 
 

@@ -95,6 +95,8 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"{_pick(c, 'prefix_hit_tokens', 'prefix_hit_bytes')}",
         f"peak_rss_bytes: {result['peak_rss_bytes']}",
     ]
+    if "ring_slots" in f:
+        rows.append(_staging(c, f))
     if f.get("bank_bytes_per_step"):
         per_step = _pick(f, "routed_bytes_per_token", "bank_bytes_per_step")
         rows.append(f"experts: {_pick(c, 'routed_experts', 'routed_bytes')} {per_step}")
@@ -104,6 +106,17 @@ def _result(result: dict[str, Any]) -> list[str]:
         for e in result["equations"]
     ]
     return rows
+
+
+def _staging(c: Mapping[str, Any], f: Mapping[str, Any]) -> str:
+    """How the capacity was divided: the resident set, the ring, and what neither could use; their sum is all of it."""
+    lost = f["capacity_bytes"] - f["resident_set_bytes"] - f["ring_bytes"] - f["unfilled_bytes"]
+    return (
+        f"staging: {_pick(f, 'resident_set_bytes', 'ring_slots', 'slot_bytes', 'ring_bytes', 'piece_bytes')} "
+        f"{_pick(f, 'unfilled_bytes')} alignment_bytes={lost if f['ring_slots'] else 'n/a'} "
+        f"{_pick(f, 'staged_bytes_per_step', 'ring_waits_per_step')} "
+        f"{_pick(c, 'staged_page_ins', 'staged_bytes', 'ring_waits')}"
+    )
 
 
 def _pick(counters: Mapping[str, Any], *names: str) -> str:

@@ -15,8 +15,9 @@ from engine.device.base import Profile
 from engine.device.plan_only import PlanDevice
 from engine.duplicates import duplicates
 from engine.graph import Weight
+from engine.paging.arena import minimum_budget
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.pager import Pager, minimum_budget
+from engine.paging.residency import make_pager
 from engine.plan import Plan, Step
 
 
@@ -40,7 +41,7 @@ def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
     budget = int(parse_share(budget) * plan.weight_bytes) if isinstance(budget, str) else budget
     tally = Tally()
     ledger = Ledger(device.granule_bytes, None, tally)
-    pager = Pager(device, plan, setting.policy, budget, ledger, Pool(device, ledger), tally)
+    pager = make_pager(device, plan, setting.policy, budget, ledger, Pool(device, ledger), tally)
     streamed = 0 if pager.fits else max(0, plan.weight_bytes - pager.capacity_bytes)
     capture = cut(plan, pager.steady) if plan.rows == 1 else None
     return {
@@ -76,6 +77,7 @@ def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
             "granule_bytes": device.granule_bytes,
             "capacity_bytes": pager.capacity_bytes,
             "fits": pager.fits,
+            "ring": dict(pager.facts) or None,
         },
         "capture": None if capture is None else _capture(capture),
         "floors": _floors(plan, streamed, device.profile),

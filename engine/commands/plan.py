@@ -76,7 +76,9 @@ def text_of(d: dict[str, Any]) -> str:
         f"largest_key: {keys['largest']['name']} nbytes={keys['largest']['nbytes']}",
         f"widest_step: {keys['widest_step']['node']} nbytes={keys['widest_step']['nbytes']}",
         *(f"duplicate: {c['key']} holds {c['table']} again nbytes={c['nbytes']}" for c in keys["duplicates"]),
-        *(f"{name}: {_pairs(d[name])}" for name in ("constants", "hosts", "states", "kv", "pass", "residency")),
+        *(f"{name}: {_pairs(d[name])}" for name in ("constants", "hosts", "states", "kv", "pass")),
+        f"residency: {_pairs({k: v for k, v in d['residency'].items() if k != 'ring'})}",
+        *([f"staging: {_pairs(d['residency']['ring'])}"] if d["residency"]["ring"] else []),
     ]
     rows += [f"kv_layout: {_pairs(layout)}" for layout in d["kv_layouts"]]
     if capture is None:

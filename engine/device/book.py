@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.counters import Tally
 from engine.device.base import H200, Branch, Event, Granule, Launch, Placed, Profile, Recorded, Tag
-from engine.device.recording import Act, HostGraph, Mark, Recording, Staged, Wait
+from engine.device.recording import Act, Dead, HostGraph, Mark, Recording, Staged, Wait
 from engine.device.spans import Spans
 from engine.errors import DeviceFailure
 from engine.kv_layout import Placement
@@ -296,8 +296,9 @@ class BookedDevice(ABC, Generic[Bound]):
         return self._get(region, offset, nbytes)
 
     def poison(self, address: int, nbytes: int) -> None:
-        """Fill dead bytes with poison, so that whoever still reads them is found out."""
-        self.fill(address, nbytes, POISON)
+        """Fill dead bytes with poison, now or in each replay, so that whoever still reads them is found out."""
+        if not self._record(Dead(address, nbytes)):
+            self.fill(address, nbytes, POISON)
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set device bytes; a range that held a key no longer does."""
@@ -347,6 +348,8 @@ class BookedDevice(ABC, Generic[Bound]):
             case Staged(address, source):
                 self._model(self.profile.node_ns)
                 self._fill_from(address, source, self.piece(source))
+            case Dead(address, nbytes):
+                self.fill(address, nbytes, POISON)
 
     def _run(self, launch: Launch) -> None:
         known = self._bound.get(launch)

@@ -20,6 +20,14 @@ class Staged:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Dead:
+    """A stretch that is poisoned here, on the compute branch; a card has no node for it."""
+
+    address: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Mark:
     """An event stands here in its branch."""
 
@@ -34,7 +42,7 @@ class Wait:
     event: Event
 
 
-Act = Launch | Staged | Mark | Wait
+Act = Launch | Staged | Dead | Mark | Wait
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,25 +8,16 @@ its room is needed, so that neighbours that pass through one after another share
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from engine.counters import Tally
 from engine.device.base import Device
 from engine.errors import Refused
+from engine.paging.arena import offsets, pack, refuse_small
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.policy import KeyView, Room, Setting, aligned, make
-from engine.plan import Key, Plan
-
-
-@dataclass(slots=True)
-class KeyTraffic:
-    """What one key did over a run."""
-
-    hits: int = 0
-    retained: int = 0
-    bypassed: int = 0
-    evicted: int = 0
+from engine.paging.traffic import KeyTraffic
+from engine.plan import Plan, Step
 
 
 class Pager:
@@ -48,12 +39,12 @@ class Pager:
         self._pool = pool
         self._tally = tally
         self._granule = device.granule_bytes
-        self._views = _pack(plan.keys, self._granule)
+        self._views = pack(plan.keys, self._granule)
         arena = max((v.last for v in self._views), default=-1) + 1
         self.capacity = arena if budget_bytes is None else min(arena, budget_bytes // self._granule)
         self.fits = arena <= self.capacity
         steps = [s.keys for s in plan.steps if s.keys]
-        _refuse_small(plan, self._views, steps, self.capacity, budget_bytes, self._granule)
+        refuse_small(plan, self._views, self.capacity, budget_bytes, self._granule)
         name = "lru" if self.fits else policy
         self._policy = make(name, Setting(self._views, steps, self.capacity, self._granule))
         self._base = device.reserve(max(arena, 1) * self._granule)
@@ -67,7 +58,7 @@ class Pager:
         self._passing: list[KeyView] = []  # bypasses of the step in flight
         self._in_slot: dict[int, int] = {}  # key -> address, of the step in flight
         self._pinned: set[int] = set()
-        self._offsets = _offsets(plan.keys)
+        self._offsets = offsets(plan.keys)
         self.traffic = [KeyTraffic() for _ in plan.keys]
         self._arena_capacity = self.capacity - self._policy.slot_granules
         self._slot, self._slot_used = self._map_slot(self._policy.slot_granules), 0
@@ -77,6 +68,11 @@ class Pager:
     def capacity_bytes(self) -> int:
         """The budget in whole granules."""
         return self.capacity * self._granule
+
+    @property
+    def facts(self) -> Mapping[str, int]:
+        """Nothing beyond what counters say."""
+        return {}
 
     def steady(self, key: int) -> bool:
         """Whether a key, once in, is never evicted, so that a graph may read it without asking."""
@@ -99,8 +95,17 @@ class Pager:
             self._tally.add("loaded_bytes", view.nbytes)
         self._publish()
 
-    def touch(self, key: int) -> int:
-        """One step reads `key`: make it readable and return its address. It stays pinned until `release`."""
+    def issue(self, plan: Plan, step: Step) -> None:
+        """Nothing moves but on a touch."""
+
+    def join(self) -> None:
+        """Nothing is under way: copies and steps are one queue."""
+
+    def touch(self, plan: Plan, step: Step) -> tuple[int, ...]:
+        """Make the keys that a step reads readable; their addresses. They stay pinned until `release`."""
+        return tuple(self._touch(key) for key in step.keys)
+
+    def _touch(self, key: int) -> int:
         if key in self._in_slot:  # the same key twice in one step
             self._hit(key)
             return self._in_slot[key]
@@ -258,54 +263,3 @@ class Pager:
         self._tally.set("resident_keys", len(self._resident))
         self._tally.set("content_resident_bytes", self._content)
         self._tally.high("peak_resident_bytes", self._content)
-
-
-def _offsets(keys: Sequence[Key]) -> list[int]:
-    offsets, at = [], 0
-    for key in keys:
-        offsets.append(at)
-        at += aligned(key.nbytes)
-    return offsets
-
-
-def _pack(keys: Sequence[Key], granule: int) -> tuple[KeyView, ...]:
-    return tuple(
-        KeyView(key.index, key.nbytes, at // granule, (at + max(key.nbytes, 1) - 1) // granule)
-        for key, at in zip(keys, _offsets(keys), strict=True)
-    )
-
-
-def _refuse_small(
-    plan: Plan,
-    views: Sequence[KeyView],
-    steps: Sequence[Sequence[int]],
-    capacity: int,
-    budget: int | None,
-    granule: int,
-) -> None:
-    if budget is None:
-        return
-    largest = max(plan.keys, key=lambda k: k.nbytes)
-    if budget < largest.nbytes:
-        raise Refused(
-            f"weight budget {budget} bytes is below the largest key {largest.name}: {largest.nbytes} bytes",
-            f"give at least {minimum_budget(plan, granule)} bytes",
-        )
-    needed = _widest_step(views, steps)
-    if capacity < needed:
-        raise Refused(
-            f"weight budget {budget} bytes holds {capacity} granules of {granule} bytes, "
-            f"below the {needed} granules ({needed * granule} bytes) of the widest step",
-            f"give at least {minimum_budget(plan, granule)} bytes",
-        )
-
-
-def minimum_budget(plan: Plan, granule: int) -> int:
-    """The smallest weight budget, in bytes, that this plan runs under with any policy."""
-    views = _pack(plan.keys, granule)
-    return _widest_step(views, [s.keys for s in plan.steps]) * granule
-
-
-def _widest_step(views: Sequence[KeyView], steps: Sequence[Sequence[int]]) -> int:
-    """Granules of the step whose keys span the most, as the arena packs them."""
-    return max((len({g for k in s for g in range(views[k].first, views[k].last + 1)}) for s in steps), default=0)

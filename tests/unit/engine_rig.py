@@ -30,7 +30,7 @@ from engine.kv import KvCache
 from engine.kv_layout import LEAST_BUCKET_TOKENS, Buckets
 from engine.onnx_load import load
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.pager import Pager
+from engine.paging.residency import make_pager
 from engine.plan import Plan
 from engine.run import execute
 from engine.zoo import build
@@ -125,7 +125,7 @@ class Bench:
         self.tally = Tally()
         self.ledger = Ledger(self.device.granule_bytes, limit, self.tally)
         self.pool = Pool(self.device, self.ledger)
-        self.pager = Pager(self.device, self.plan, policy, budget, self.ledger, self.pool, self.tally)
+        self.pager: Any = make_pager(self.device, self.plan, policy, budget, self.ledger, self.pool, self.tally)
         most = capacity or Buckets(self.graph.info.context_length or positions, least).of(positions)
         cache = (self.plan.kv, layout, Buckets(most, least))
         self.kv = KvCache(self.device, *cache, self.ledger, self.pool, self.tally, sequences)
@@ -168,7 +168,8 @@ class Bench:
     def key_address(self, name: str) -> int:
         """Where a key lies in the arena."""
         key = self.key(name)
-        return self.pager._base + self.pager._offsets[key]
+        address: int = self.pager._base + self.pager._offsets[key]
+        return address
 
     def host_bytes(self, name: str) -> NDArray[np.uint8]:
         """The key's own host memory, which weight copies come from."""

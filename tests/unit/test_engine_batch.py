@@ -20,7 +20,7 @@ from engine.errors import BadRequest, NonFiniteLogits
 from engine.graph import Graph
 from engine.kv_layout import LAYOUTS, Placement
 from engine.onnx_load import load
-from engine.paging.pager import minimum_budget
+from engine.paging.arena import minimum_budget
 from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, reconfigured, run
 
 G = 4096

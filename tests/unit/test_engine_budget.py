@@ -20,7 +20,7 @@ from engine.device.base import Granule
 from engine.device.sim import SimDevice
 from engine.errors import DeviceFailure, EngineError, OutOfMemory
 from engine.onnx_load import load
-from engine.paging.pager import minimum_budget
+from engine.paging.arena import minimum_budget
 from engine.plan import Plan
 from tests.unit.engine_rig import TINY_PROMPT, Outcome, build_tiny, run
 
@@ -108,7 +108,7 @@ def check_measured(outcome: Outcome, tokens: int, generations: int, warmups: int
 def test_w5_bytes_per_token_times_tokens_and_the_keys_that_moved(tiny: Path, policy: str) -> None:
     """Each key's traffic, times its bytes, adds up to what the link carried."""
     outcome = run(tiny, config={"weight_budget": "50%", "policy": policy, "granule": G}, generations=2)
-    moved = sum(k["nbytes"] * (k["retained"] + k["bypassed"]) for k in outcome.result["keys"])
+    moved = sum(k["nbytes"] * (k["retained"] + k["bypassed"] + k["staged"]) for k in outcome.result["keys"])
     assert moved == outcome.counters["htod_bytes"] > 0
     assert outcome.counters["device_htod_bytes"] == moved
     requested = outcome.facts["requested_bytes_per_step"] * outcome.counters["forward_steps"]

@@ -79,7 +79,8 @@ def test_a_run_that_closes_breaks_none() -> None:
         ({"touches": 11}, {"W1", "W1p"}),
         ({"hits": 7}, {"W1", "W2h"}),
         ({"page_ins": 5}, {"W1", "W2"}),
-        ({"staged_page_ins": 1}, {"W2"}),
+        ({"staged_page_ins": 1}, {"W2", "W2s"}),
+        ({"staged_bytes": 1}, {"W6", "W7s"}),
         ({"retained_page_ins": 2, "bypassed_page_ins": 2}, {"W2r", "W2b", "W3"}),
         ({"evictions": 2, "resident_keys": 1}, {"W2e"}),
         ({"resident_keys": 3}, {"W3"}),
@@ -141,11 +142,42 @@ def test_seq_major_keeps_its_graphs() -> None:
 
 @pytest.mark.parametrize(
     ("field", "name"),
-    [("hits", "W2h"), ("retained", "W2r"), ("bypassed", "W2b"), ("bypassed_bytes", "W7"), ("evicted", "W2e")],
+    [
+        ("hits", "W2h"),
+        ("retained", "W2r"),
+        ("bypassed", "W2b"),
+        ("bypassed_bytes", "W7"),
+        ("evicted", "W2e"),
+        ("staged", "W2s"),
+        ("staged_bytes", "W7s"),
+    ],
 )
 def test_a_key_whose_traffic_is_off_breaks_its_equation(field: str, name: str) -> None:
     sums = dataclasses.replace(SUMS, **{field: getattr(SUMS, field) + 1})
     assert broken(COUNTERS, FACTS, sums) == {name}
+
+
+STREAMS = {**FACTS, "ring_slots": 2, "staged_bytes_per_step": 0, "ring_waits_per_step": 0}
+
+
+@pytest.mark.parametrize(
+    ("counters", "facts", "names"),
+    [
+        ({}, {}, set()),
+        ({}, {"staged_bytes_per_step": 1}, {"S1"}),
+        ({}, {"ring_waits_per_step": 1}, {"S2"}),
+        ({"ring_waits": 1}, {}, {"S2"}),
+        ({"vmm_calls_steady": 3}, {}, {"S3"}),
+        ({"alloc_calls_steady": 1}, {}, {"S3"}),
+    ],
+)
+def test_a_ring_off_its_schedule_breaks_its_equation(
+    counters: dict[str, int], facts: dict[str, int], names: set[str]
+) -> None:
+    still = {"evictions": 0, "resident_keys": COUNTERS["resident_keys"] + COUNTERS["evictions"]}
+    sums = dataclasses.replace(SUMS, evicted=0)
+    assert broken({**COUNTERS, **still, **counters}, {**STREAMS, **facts}, sums) == names
+    assert "S4" in broken(COUNTERS, STREAMS)
 
 
 @pytest.mark.parametrize(

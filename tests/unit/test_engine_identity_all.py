@@ -14,7 +14,7 @@ from engine.config import POLICIES
 from engine.graph import Graph
 from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
-from engine.paging.pager import minimum_budget
+from engine.paging.arena import minimum_budget
 from tests.unit.engine_rig import Bench
 from tests.unit.test_engine_golden import OWN
 

@@ -12,7 +12,7 @@ import pytest
 from engine.config import POLICIES
 from engine.graph import Graph
 from engine.onnx_load import load
-from engine.paging.pager import minimum_budget
+from engine.paging.arena import minimum_budget
 from tests.unit.engine_rig import Bench
 
 SAMPLES = {"dense": "qwen3-int4-cuda", "hybrid": "qwen35-int4-cuda", "experts": "qwen35moe-int4raw-cuda"}

@@ -11,7 +11,7 @@ import pytest
 from engine.graph import Graph
 from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
-from engine.paging.pager import minimum_budget
+from engine.paging.arena import minimum_budget
 from tests.unit.engine_rig import Bench, build_tiny
 
 SAMPLES = ("tiny", "qwen3-int4-cuda", "gemma2-int4-cpu", "qwen35-int4-cuda")

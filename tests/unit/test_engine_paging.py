@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from engine.counters import Tally
 from engine.device.sim import SimDevice
 from engine.errors import Refused
 from engine.graph import Weight
+from engine.paging.arena import minimum_budget
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.pager import Pager, minimum_budget
+from engine.paging.residency import make_pager
 from engine.plan import Key, KvGeometry, Operand, Plan, Ref, Step
 
 G = 4096
@@ -52,14 +54,15 @@ class Rig:
         self.device = SimDevice(granule_bytes=granule)
         self.ledger = Ledger(granule, None, self.tally)
         self.pool = Pool(self.device, self.ledger)
-        self.pager = Pager(self.device, plan, policy, budget, self.ledger, self.pool, self.tally)
+        self.pager: Any = make_pager(self.device, plan, policy, budget, self.ledger, self.pool, self.tally)
         self.pager.preload()
 
     def walk(self, *, check: bool = True) -> dict[str, int]:
         """One pass over all steps; every key of a step must hold its own bytes at once. What the pass counted."""
         before = self.read()
         for step in self.plan.steps:
-            places = [(k, self.pager.touch(k)) for k in step.keys]
+            places = list(zip(step.keys, self.pager.touch(self.plan, step), strict=True))
+            self.pager.issue(self.plan, step)
             assert self.ledger.mapped_bytes("weights") <= self.pager.capacity_bytes
             for key, address in places if check else ():
                 assert address % 256 == 0
@@ -101,7 +104,7 @@ def test_what_is_read_is_what_the_file_holds(plan: Plan, policy: str, extra: int
         one = rig.walk()
         assert one.get("hits", 0) + one.get("page_ins", 0) == plan.touches
         assert one.get("hit_bytes", 0) + one.get("htod_bytes", 0) == plan.touched_bytes
-        parts = ("retained_page_ins", "bypassed_page_ins")
+        parts = ("retained_page_ins", "bypassed_page_ins", "staged_page_ins")
         assert sum(one.get(p, 0) for p in parts) == one.get("page_ins", 0)
     total, traffic = rig.read(), rig.pager.traffic
     assert sum(t.hits for t in traffic) == total.get("hits", 0)
@@ -111,6 +114,7 @@ def test_what_is_read_is_what_the_file_holds(plan: Plan, policy: str, extra: int
         "hit_bytes": sum(k.nbytes * t.hits for k, t in moved),
         "retained_bytes": sum(k.nbytes * t.retained for k, t in moved),
         "bypassed_page_in_bytes": sum(k.nbytes * t.bypassed for k, t in moved),
+        "staged_bytes": sum(k.nbytes * t.staged for k, t in moved),
         "evicted_bytes": sum(k.nbytes * t.evicted for k, t in moved),
     }
     assert {name: total.get(name, 0) for name in twins} == twins, "every event has its bytes"
@@ -130,8 +134,7 @@ def test_a_bad_end_midway_through_a_step_still_balances(plan: Plan, policy: str,
     """A run that stops inside a step, its keys pinned or passing through, gives everything back."""
     rig = Rig(plan, policy, minimum_budget(plan, G) + extra * G)
     rig.walk(check=False)
-    for key in plan.steps[0].keys:
-        rig.pager.touch(key)
+    rig.pager.touch(plan, plan.steps[0])
     rig.close()
 
 

@@ -1,0 +1,77 @@
+"""What a decoder and a run ask of a pager, whichever way it holds the weights; and which one a policy's name means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from engine.counters import Tally
+from engine.device.base import Device
+from engine.paging.ledger import Ledger, Pool
+from engine.paging.pager import Pager
+from engine.paging.staging import StagedPager
+from engine.paging.traffic import KeyTraffic
+from engine.plan import Plan, Step
+
+
+class Residency(Protocol):
+    """Weights under a budget, as steps come and go."""
+
+    fits: bool
+    """Whether all keys are in, from `preload` on."""
+
+    @property
+    def traffic(self) -> Sequence[KeyTraffic]:
+        """What each key did so far."""
+        ...
+
+    @property
+    def capacity_bytes(self) -> int:
+        """The budget in whole granules."""
+        ...
+
+    @property
+    def facts(self) -> Mapping[str, int]:
+        """What is worth telling of how the budget was divided."""
+        ...
+
+    def steady(self, key: int) -> bool:
+        """Whether a graph may read the key without asking: its address holds, and nothing has to be mapped for it."""
+        ...
+
+    def resident(self, key: int) -> bool:
+        """Whether the key is in now."""
+        ...
+
+    def preload(self) -> None:
+        """Bring in, before the first step, what is known to stay."""
+        ...
+
+    def issue(self, plan: Plan, step: Step) -> None:
+        """Just before a step is launched or recorded: the copies whose turn it is."""
+        ...
+
+    def join(self) -> None:
+        """Before a recording begins and before it ends: order every copy under way before what comes."""
+        ...
+
+    def touch(self, plan: Plan, step: Step) -> tuple[int, ...]:
+        """A step of a plan reads its keys: count it, and return their addresses."""
+        ...
+
+    def release(self) -> None:
+        """The step is over."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+
+def make_pager(
+    device: Device, plan: Plan, policy: str, budget_bytes: int | None, ledger: Ledger, pool: Pool, tally: Tally
+) -> Residency:
+    """The pager of a policy. Raises Refused for a budget below the widest step."""
+    if policy == "staging":
+        return StagedPager(device, plan, budget_bytes, ledger, pool, tally)
+    return Pager(device, plan, policy, budget_bytes, ledger, pool, tally)
