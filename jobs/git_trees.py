@@ -35,13 +35,20 @@ class CheckoutState:
 def resolve_ref(repository: Path, ref: str) -> str:
     """The full commit id of a branch, tag or commit.
 
-    Raises RefError "no such git ref" with the nearest names, or SpecError when `repository` is not one.
+    Raises RefError "no such git ref" with the nearest names, or for a name that a branch and a tag of different commits
+    share (git takes one of them and only warns), or SpecError when `repository` is not one.
     """
     _require_repository(repository)
     done = run_git(repository, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{ref}^{{commit}}")
     commit = done.stdout.decode().strip()
     if done.returncode or not re.fullmatch(r"[0-9a-f]{40,64}", commit):
         raise RefError(f"no such git ref: {ref!r} in {repository}", _ref_remedy(repository, ref))
+    shared = [f"refs/{kind}/{ref}" for kind in ("heads", "tags", "remotes")]
+    listed = run_git(repository, "for-each-ref", "--format=%(refname) %(objectname) %(*objectname)", *shared)
+    rows = [row.split() for row in listed.stdout.decode(errors="replace").splitlines()]
+    meant = {name: ids[-1] for name, *ids in rows if name in shared}
+    if len(set(meant.values())) > 1:
+        raise RefError(f"git ref {ref!r} is ambiguous in {repository}", f"write {' or '.join(meant)}")
     return commit
 
 

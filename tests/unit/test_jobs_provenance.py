@@ -271,6 +271,17 @@ def test_a_near_miss_is_named(repository: Path, tmp_path: Path) -> None:
         git_trees.export_engine(repository, "mian", tmp_path / "cache")
 
 
+def test_a_name_that_a_branch_and_a_tag_share_is_refused_where_it_matters(repository: Path, tmp_path: Path) -> None:
+    git(repository, "branch", "both")
+    git(repository, "tag", "-a", "-m", "noted", "both", "main")
+    git(repository, "branch", "both-and-more", "v1")
+    assert git_trees.resolve_ref(repository, "both") == git(repository, "rev-parse", "main")
+    git(repository, "tag", "-f", "both", "v1")  # git takes the tag, and its warning is on stderr
+    with pytest.raises(RefError, match=r"'both' is ambiguous.*\(write refs/heads/both or refs/tags/both\)"):
+        git_trees.export_engine(repository, "both", tmp_path / "cache")
+    assert git_trees.resolve_ref(repository, "refs/heads/both") == git(repository, "rev-parse", "main")
+
+
 def test_a_commit_without_an_engine_is_refused(repository: Path, tmp_path: Path) -> None:
     with pytest.raises(RefError, match=r"git ref 'bare' \([0-9a-f]{12}\) holds no engine/"):
         git_trees.export_engine(repository, "bare", tmp_path / "cache")
