@@ -38,7 +38,7 @@ def _generation(g: dict[str, Any], text_of: Callable[[list[int]], str | None]) -
     steps, total_ns = len(g["step_ns"]), sum(g["step_ns"])
     first, decoded = (sum(g["counters"][p].get("emitted_tokens", 0) for p in ps) for ps in _TOKEN_PHASES)
     rate = f"{decoded / total_ns * 1e9:.2f}" if total_ns else "n/a"
-    each = f"{total_ns / steps / 1e6:.3f}" if steps else "n/a"
+    each = f"{total_ns / (decoded or steps) / 1e6:.3f}" if steps else "n/a"
     head = (
         f"{kind} {g['index'] + 1}: prefill_ms={g['prefill_ns'] / 1e6:.3f} decode_ms_per_token={each} "
         f"tokens_per_s={rate} tokens={first + decoded}"

@@ -136,11 +136,18 @@ def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:
     if absent is not None and not numbers:
         return absent
     if is_time(name):
-        return statistics.median(numbers)
+        return _median_time(name, numbers)
     if absent is not None:
         return Missing(missing=f"varies: {min(numbers)} in some runs, {absent.missing} in others")
     low, high = min(numbers), max(numbers)
     return numbers[0] if low == high else Missing(missing=f"varies: {low}..{high}")
+
+
+def _median_time(name: str, values: Sequence[int | float]) -> Reading:
+    """Median over runs; a rate's is the reciprocal of its time's, so that ms/token and tokens/s are one figure."""
+    if name in METRICS and METRICS[name].direction == "higher":
+        return 1 / statistics.median(1 / value for value in values)
+    return statistics.median(values)
 
 
 def is_time(name: str) -> bool:

@@ -3,8 +3,8 @@
 A metric with a zero denominator is Missing with the reason, never 0 and never infinite. Exact metrics come from
 integers and repeat bit by bit; the others come from a clock. Formulas: bytes and rates as the engine's counter
 dictionary defines them (per token = total over the measured generations / tokens they gave out, prefill forward
-included); decode time = time of the one-token steps after the first `decode_skip` tokens, divided by their number,
-upper median over generations.
+included); decode time = time of the one-token steps after the first `decode_skip` tokens, divided by the tokens that
+they gave out (a step gives one to each sequence of a batch that goes on), upper median over generations.
 """
 
 from __future__ import annotations
@@ -65,6 +65,17 @@ class Sources:
     def tokens(self) -> int:
         """Ids given out by the measured generations, counted here and not taken from the engine's own counter."""
         return sum(len(sequence.ids) for generation in self.measured for sequence in generation.sequences)
+
+    def decoded(self, generation: Generation) -> tuple[int, int]:
+        """Time in ns of a generation's steps after `decode_skip`, and the tokens that they gave.
+
+        Step k gives the id after the kth to each sequence that has one; of a plan alone, without ids, it is one.
+        """
+        first = max(0, self.decode_skip - 1)
+        lengths = [len(sequence.ids) for sequence in generation.sequences]
+        steps = range(first, len(generation.step_ns))
+        tokens = sum(max(1, sum(length > step + 1 for length in lengths)) for step in steps)
+        return sum(generation.step_ns[first:]), tokens
 
 
 Formula = Callable[[Sources], Reading]
@@ -180,7 +191,8 @@ def _bypassed_count_share(run: Sources) -> Reading:
 
 @_metric("floor_bytes_per_token", "bytes/token", "neutral", exact=True)
 def _floor_bytes_per_token(run: Sources) -> Reading:
-    """Least bytes that any policy must copy for one token: weights less what the budget holds, over the batch."""
+    """Least bytes that any policy must copy for one token: W less the capacity (the whole granules of the budget),
+    over the batch."""
     weights, capacity = run.fact("weight_bytes"), run.fact("capacity_bytes")
     if isinstance(weights, Missing) or isinstance(capacity, Missing):
         return run.fact("floor_bytes_per_token")
@@ -212,17 +224,14 @@ def _modelled_ms_per_token(run: Sources) -> Reading:
 
 @_metric("decode_ms_per_token", "ms/token", "lower", exact=False, gating=True)
 def _decode_ms_per_token(run: Sources) -> Reading:
-    """Wall time of a one-token step, in which each sequence gets a token; upper median over the generations."""
-    kept = [generation.step_ns[max(0, run.decode_skip - 1) :] for generation in run.measured]
-    means = [sum(steps) / len(steps) / 1e6 for steps in kept if steps]
-    if not means:
-        return Missing(missing="no one-token step was timed")
-    return upper_median(means)
+    """Wall time of the one-token steps over the tokens that they gave all sequences; upper median over generations."""
+    times = [total_ns / tokens / 1e6 for total_ns, tokens in map(run.decoded, run.measured) if tokens]
+    return upper_median(times) if times else Missing(missing="no one-token step was timed")
 
 
 @_metric("tokens_per_s", "tokens/s", "higher", exact=False)
 def _tokens_per_s(run: Sources) -> Reading:
-    """Reciprocal of the decode time, for each sequence: shown, judged through decode_ms_per_token alone."""
+    """Reciprocal of the decode time, over all sequences: shown, judged through decode_ms_per_token alone."""
     milliseconds = _decode_ms_per_token(run)
     return milliseconds if isinstance(milliseconds, Missing) else _quotient(1000.0, milliseconds, "no time passed")
 

@@ -120,7 +120,7 @@ def _time(cell: CellVerdict, row: TimeRow) -> Ranked:
         State(word, tone),
         show(row.base_median, row.unit),
         show(row.head_median, row.unit),
-        f"ratio {show(row.ratio, 'x')}",
+        f"{show(row.ratio, 'x')}, mean of blocks",
         row.run_ids,
     )
 

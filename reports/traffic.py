@@ -20,7 +20,7 @@ METRICS: Final = (
     ("htod_bytes_per_token", "htod bytes per token", "bytes"),
     ("bypassed_byte_share", "Bypassed share of page-ins, by bytes", "ratio"),
     ("bypassed_count_share", "Bypassed share of page-ins, by count", "ratio"),
-    ("floor_bytes_per_token", "Floor (W − budget), bytes per token", "bytes"),
+    ("floor_bytes_per_token", "Floor (W − capacity), bytes per token", "bytes"),
     ("floor_distance_bytes", "Distance to the floor, bytes per token", "bytes"),
     ("floor_ratio", "Times the floor", "x"),
 )

@@ -14,6 +14,11 @@ SIMULATED = (
     "and is not evidence about a real card."
 )
 
+RATIOS = (
+    "A ratio is taken inside each block and its geometric mean over the blocks, so it is not the quotient of the two "
+    "medians beside it, which are over all runs."
+)
+
 
 def build(view: SweepView, scope: Scope) -> Section:
     """Confirmed changes are shown; the rest is folded."""
@@ -24,9 +29,9 @@ def build(view: SweepView, scope: Scope) -> Section:
     folded: list[Details] = []
     table = _table(rows, scope) if rows else None
     if table is not None and telling and not simulated:
-        shown.append(table)
+        shown += [Paragraph(words(RATIOS)), table]
     elif table is not None:
-        folded.append(Details(words(f"{plural(len(rows), 'time row')}"), (table,)))
+        folded.append(Details(words(f"{plural(len(rows), 'time row')}"), (Paragraph(words(RATIOS)), table)))
     action = view.verdict.gate.get("time", "advise")
     return Section("time", "Time", _summary(rows, simulated, action), tuple(shown), tuple(folded))
 
@@ -50,11 +55,11 @@ def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
     columns = (
         *((Column("Cell"),) if with_cell else ()),
         Column("Metric"),
-        Column("base", "right"),
-        Column("head", "right"),
-        Column("head / base", "right"),
+        Column("base, median run", "right"),
+        Column("head, median run", "right"),
+        Column("head / base, mean of blocks", "right"),
         Column("Interval", "right"),
-        Column("null / base", "right"),
+        Column("null / base, mean of blocks", "right"),
         Column("Smallest detectable", "right"),
         Column("Blocks", "right"),
         Column("State"),

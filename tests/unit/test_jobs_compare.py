@@ -167,6 +167,7 @@ def test_times_differ_from_run_to_run_and_are_no_variation() -> None:
     both = measured_arm("base", [run("base", 0, {}, step_ns=20_000_000), run("base", 1, {}, step_ns=30_000_000)])
     assert varying(both) == {}
     assert both.value("decode_ms_per_token") == 25.0
+    assert both.value("tokens_per_s") == pytest.approx(1000 / 25.0)  # one figure, not a second median beside it
 
 
 @pytest.mark.parametrize(

@@ -159,7 +159,8 @@ def test_figures_per_token_are_over_all_sequences_of_a_batch() -> None:
     one, four = derive(SEED, SEED_FACTS, [generation()]), derive(SEED, SEED_FACTS, [batch])
     for name in ("htod_bytes_per_token", "page_ins_per_token", "floor_bytes_per_token", "floor_distance_bytes"):
         assert four[name] * 4 == one[name], name  # type: ignore[operator]
-    assert four["decode_ms_per_token"] == one["decode_ms_per_token"]
+    assert four["decode_ms_per_token"] * 4 == one["decode_ms_per_token"]  # type: ignore[operator]
+    assert four["tokens_per_s"] == one["tokens_per_s"] * 4  # type: ignore[operator]
     assert four["floor_ratio"] == one["floor_ratio"]
     stopped = batch.model_copy(update={"further": (full, full, SequenceTokens(ids=(1,) * 8, stop_reason="eos"))})
     assert derive(SEED, SEED_FACTS, [stopped])["page_ins_per_token"] == 3008 / 56

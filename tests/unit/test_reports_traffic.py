@@ -10,6 +10,7 @@ from jobs.model import Missing
 from reports import traffic
 from reports.blocks import Paragraph, Table
 from reports.format import bytes_decimal, percent, show
+from reports.render import render
 from reports.sections import traffic as section
 from reports.text import inline
 from reports.view import Scope, SweepView
@@ -96,3 +97,12 @@ def test_spans_of_nothing_have_no_width() -> None:
 
 def test_decimal_sizes_agree_with_the_figures() -> None:
     assert bytes_decimal(samples.STABLE - samples.FLOOR) == "1.158 GB"
+
+
+def test_labels_say_what_a_figure_is() -> None:
+    """The floor is W less whole granules, not less the budget; a ratio of blocks is not the quotient of two medians."""
+    for text in (render(samples.verdict(), "comment"), render(samples.verdict(), "html")):
+        assert "Floor (W − capacity), bytes per token" in text
+        assert "W − budget" not in text
+        for words in ("base, median run", "head, median run", "head / base, mean of blocks", "not the quotient"):
+            assert words in text, words
