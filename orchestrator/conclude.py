@@ -12,7 +12,7 @@ from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
 from jobs.verdict import Verdict
 from orchestrator.version import harness_version
-from reports.render import render, write_html
+from reports.render import remove_pages, render, write_html
 
 PAGE, COMMENT, DOCUMENT = "index.html", "comment.md", "verdict.json"
 
@@ -50,6 +50,7 @@ def withdraw_reports(out: Path) -> None:
 
     Raises OSError when one cannot be removed.
     """
+    remove_pages(out)
     for name in (PAGE, COMMENT, DOCUMENT):
         (out / name).unlink(missing_ok=True)
 

@@ -38,6 +38,8 @@ _LADDER: Final = ((8, 20, 200), (6, 20, 60), (4, 12, 25), (4, 12, 0), (2, 6, 0))
 _WORST: Final = (50, 20, 10, 5, 3, 1)
 _PAGE_CELLS: Final = 8
 _PAGE_ROWS: Final = 2000
+_GENERATOR: Final = '<meta name="generator" content="assay">'  # by which a later report knows its own pages
+_HEAD_BYTES: Final = 4096
 
 
 class LimitTooSmall(ValueError):
@@ -66,6 +68,7 @@ def write_html(verdict: Verdict, out_dir: Path, *, doc: JudgeInput | None = None
     With the judge's input `doc`, each cell's page goes on to its runs, samples, certificates, logs and token diff.
     """
     view = SweepView(verdict)
+    remove_pages(out_dir)
     (out_dir / "cells").mkdir(parents=True, exist_ok=True)
     (out_dir / "assets").mkdir(exist_ok=True)
     (out_dir / "assets" / "report.css").write_text(_style(), encoding="utf-8")
@@ -75,6 +78,21 @@ def write_html(verdict: Verdict, out_dir: Path, *, doc: JudgeInput | None = None
     index = out_dir / "index.html"
     index.write_text(_page(view, None, lambda name: f"cells/{slug(name)}.html"), encoding="utf-8")
     return index
+
+
+def remove_pages(out_dir: Path) -> None:
+    """Remove the pages that `write_html` put into a folder: by name and by what they say they are, no other file.
+
+    Raises OSError when one cannot be removed.
+    """
+    for page in (out_dir / "index.html", *(out_dir / "cells").glob("*.html")):
+        if page.is_file() and not page.is_symlink() and _is_ours(page):
+            page.unlink()
+
+
+def _is_ours(page: Path) -> bool:
+    with page.open("rb") as stream:
+        return _GENERATOR.encode() in stream.read(_HEAD_BYTES)
 
 
 # ---- comment -----------------------------------------------------------------------------------------------------
@@ -233,6 +251,7 @@ def _html(
             cell_href=href or (lambda _: ""),
             behind=view.cells[0].cell if len(view.cells) == 1 else "",
             policy=_policy(style),
+            generator=markupsafe.Markup(_GENERATOR),
             style=None if style is None else markupsafe.Markup(style),
             root="../" if template == "cell.html.j2" else "",
             name=name,

@@ -10,7 +10,8 @@ import pytest
 
 from jobs.verdict import Verdict
 from reports.blocks import words
-from reports.render import Form, render, write_html
+from reports.escape import slug
+from reports.render import Form, remove_pages, render, write_html
 from reports.sections import headline
 from reports.text import inline
 from reports.view import SweepView
@@ -143,3 +144,17 @@ def test_a_cell_that_measured_nothing_renders_everywhere(tmp_path: Path) -> None
 
 def test_words_take_strings_and_pieces() -> None:
     assert inline(words("a ", "b")) == "a b"
+
+
+def test_an_earlier_sweeps_pages_are_removed_and_no_file_of_a_users(tmp_path: Path) -> None:
+    write_html(samples.many(3), tmp_path)
+    mine = [tmp_path / "cells" / "notes.html", tmp_path / "cells" / "data.csv", tmp_path / "notes.html"]
+    for path in mine:
+        path.write_text("<p>kept</p>")
+    write_html(samples.verdict(), tmp_path)
+    pages = {path.name for path in (tmp_path / "cells").iterdir()}
+    assert pages == {f"{slug(samples.CELL)}.html", "notes.html", "data.csv"}
+    assert [path.read_text() for path in mine] == ["<p>kept</p>"] * 3
+    remove_pages(tmp_path)
+    assert {path.name for path in tmp_path.rglob("*.html")} == {"notes.html"}
+    remove_pages(tmp_path / "nowhere")
