@@ -32,6 +32,7 @@ class Docket:
         of_base: bool = False,
         note: bool = False,
         log: str = "",
+        share: float | None = None,
     ) -> None:
         """Add a finding. `of_base`: the same of base leaves the question open; `note`: never costs anything."""
         action = self._action(outcome, gate)
@@ -48,6 +49,7 @@ class Docket:
                 gate=gate,
                 run_ids=tuple(dict.fromkeys(run_ids)),
                 log=log,
+                share=share,
             )
         )
 

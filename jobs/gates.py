@@ -104,6 +104,11 @@ def matching(expectations: Iterable[Expectation], metric: str, cell: str) -> Exp
     return None
 
 
+def allows(declared: Expectation, delta: int | float) -> bool:
+    """Whether a change of `delta` goes the way that was declared; no change is none."""
+    return delta != 0 and declared.change in ("any", "higher" if delta > 0 else "lower")
+
+
 def rule(
     metric: ExactMetric,
     base: Reading,
@@ -124,7 +129,7 @@ def rule(
         return Ruling("same", delta, note)
     went = "higher" if delta > 0 else "lower"
     zero = "new non-zero" if base == 0 else "now zero" if head == 0 else ""
-    if declared and declared.change in ("any", went):
+    if declared and allows(declared, delta):
         word = "self-declared" if declared.self_declared else "declared"
         return Ruling("declared", delta, _join(zero, f"{word}: {declared.reason}"))
     against = f"declared {declared.change}, went {went}" if declared else ""

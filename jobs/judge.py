@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from jobs import outcomes, wording
+from jobs import declared, outcomes, wording
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
@@ -41,6 +41,7 @@ def judge(doc: JudgeInput) -> Verdict | tuple[FollowUp, ...]:
         findings=findings,
         cells=cells,
         set_aside=tuple(row for cell in judged for row in cell.set_aside),
+        notes=declared.notes(doc.manifest, cells),
         blind_spots=wording.blind_spots(doc, cells),
         cells_expected=len(doc.manifest.cells),
         cells_judged=sum(cell.compared for cell in judged),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from jobs import compare, gates, identity, matching, wording
+from jobs import compare, declared, gates, identity, matching, wording
 from jobs.docket import Docket
 from jobs.identity import ArmStreams
 from jobs.judge_arm import ArmEvidence
@@ -142,6 +142,7 @@ def judge_exact(
     if manifest.gate.exact == "off":
         standing = replace(standing, unjudged=standing.unjudged or compare.GATE_OFF)
     rows = compare.exact_rows(base.measured, head.measured, plan.cell, manifest.expectations, standing)
+    rows = tuple(declared.noted(manifest, plan.cell, row) for row in rows)
     if standing.unjudged:
         return rows
     unread = ABSENT | ({"varies"} if manifest.gate.exact == "advise" else set())  # where it blocks, varying has its own
@@ -151,10 +152,16 @@ def judge_exact(
         docket.add("MISSING", "exact", message, arm=head.name, run_ids=absent[0].run_ids)
         return rows
     for row in rows:
-        if row.klass == "regressed":
-            docket.add("REGRESSED", "exact", wording.change(row), arm=head.name, run_ids=row.run_ids)
-        elif row.klass == "declared":
-            docket.add("DECLARED", "exact", wording.change(row), arm=head.name, run_ids=row.run_ids)
+        if row.klass in ("regressed", "declared"):
+            docket.add(
+                "REGRESSED" if row.klass == "regressed" else "DECLARED",
+                "exact",
+                wording.change(row),
+                arm=head.name,
+                remedy=declared.remedy(manifest, base.plan, plan.cell, row) if row.klass == "regressed" else "",
+                run_ids=row.run_ids,
+                share=wording.share(row),
+            )
         elif row in absent:
             message = f"{row.metric} gates and could not be compared: {_absence(row, base, head)}"
             remedy = "Record it in both arms: what was not measured cannot pass."
@@ -229,7 +236,8 @@ def judge_time(
             continue
         if row.klass == "WORSE":
             message = f"{row.metric} is {wording.number(row.ratio)} times base's over {row.blocks} blocks"
-            docket.add("TIME_WORSE", "time", message, arm=head.name, run_ids=row.run_ids)
+            share = None if isinstance(row.ratio, Missing) else row.ratio - 1
+            docket.add("TIME_WORSE", "time", message, arm=head.name, run_ids=row.run_ids, share=share)
         elif row.klass in open_ and manifest.gate.time == "block":
             remedy = "Give the sweep more blocks, a null arm and a quiet card, or let time advise."
             message = f"time gates and {row.metric} is not decided: {row.note}"

@@ -251,8 +251,17 @@ class Manifest(Document):
     identity: IdentityContract = IdentityContract()
     limits: Limits = Limits()
     expectations: tuple[Expectation, ...] = ()
+    proposed: tuple[Expectation, ...] = ()  # in the file on disk and not in base's: shown, and not in force
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    @model_serializer(mode="wrap")
+    def _without_absent_proposals(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before proposals were told where there is none: stored manifests keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.proposed:
+            fields.pop("proposed", None)
+        return fields
 
 
 # ---- what was measured -------------------------------------------------------------------------------------------

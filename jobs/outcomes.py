@@ -5,6 +5,7 @@ The table is written for the reader in docs/verdicts.md; a test compares the two
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from types import MappingProxyType
 from typing import Literal
@@ -102,5 +103,7 @@ def is_note(finding: Finding) -> bool:
 NOTE_OUTCOMES: frozenset[Outcome] = frozenset({"TIME_WORSE", "NONDETERMINISTIC"})
 
 
-def _rank(finding: Finding) -> tuple[int, int, str, str]:
-    return (FOLD_ORDER.index(finding.exit_code), _SEVERITY[finding.outcome], finding.cell, finding.arm)
+def _rank(finding: Finding) -> tuple[int, int, float, str, str]:
+    """By exit code, by outcome, then by how far the figure moved; without a figure, as a crash, before all."""
+    moved = math.inf if finding.share is None else abs(finding.share)
+    return (FOLD_ORDER.index(finding.exit_code), _SEVERITY[finding.outcome], -moved, finding.cell, finding.arm)

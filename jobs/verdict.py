@@ -49,7 +49,7 @@ Outcome = Literal[
 class Finding(Document):
     """One thing to know, with what it does to the exit code (0 when it only advises).
 
-    `log` is the end of what a program printed, where that is what tells.
+    `log` is the end of what a program printed, where that is what tells; `share` ranks findings of one outcome.
     """
 
     outcome: Outcome
@@ -61,6 +61,15 @@ class Finding(Document):
     gate: Literal["identity", "exact", "time", "infrastructure"]
     run_ids: tuple[str, ...] = ()
     log: str = ""
+    share: float | None = None  # of a figure that moved: (head - base) / base; absent without a figure or a base of 0
+
+    @model_serializer(mode="wrap")
+    def _without_absent_share(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before shares were told where there is none."""
+        fields: dict[str, Any] = serialize(self)
+        if self.share is None:
+            fields.pop("share", None)
+        return fields
 
 
 class IdentityRow(Document):
@@ -226,6 +235,7 @@ class Verdict(Document):
     cells: tuple[CellVerdict, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
     blind_spots: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # on the sweep as a whole
     cells_expected: int
     cells_judged: int
     varies: tuple[str, ...] = ()
@@ -234,6 +244,14 @@ class Verdict(Document):
     stamp: Stamp
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    @model_serializer(mode="wrap")
+    def _without_absent_notes(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before sweeps had notes where there is none."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.notes:
+            fields.pop("notes", None)
+        return fields
 
 
 class FollowUp(Document):

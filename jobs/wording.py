@@ -59,6 +59,13 @@ def change(row: MetricRow) -> str:
     )
 
 
+def share(row: MetricRow) -> float | None:
+    """What a metric moved by, of base; None where that is not known or base is 0."""
+    if isinstance(row.delta, Missing) or isinstance(row.base, Missing) or not row.base:
+        return None
+    return row.delta / row.base
+
+
 def number(value: Reading) -> str:
     """A figure for a sentence: whole numbers with separators, others with four digits, Missing as n/a."""
     if isinstance(value, Missing):
@@ -87,7 +94,7 @@ def headline(outcome: Outcome, first: Finding | None, findings: Sequence[Finding
 def best_change(cells: Iterable[CellVerdict]) -> str:
     """The improved metric with the largest share gained, first bytes, in words."""
     rows = [row for cell in cells for row in cell.exact if row.klass == "improved"]
-    return change(min(rows, key=lambda row: (row.unit != "bytes", _share(row), row.metric)))
+    return change(min(rows, key=lambda row: (row.unit != "bytes", -abs(share(row) or 0.0), row.metric)))
 
 
 def next_step(first: Finding | None, outcome: Outcome) -> str:
@@ -136,12 +143,6 @@ def _compared(arm: ArmPlan) -> tuple[object, ...]:
 
 def _one_config(doc: JudgeInput) -> bool:
     return len({repr(sorted(plan.config.items())) for plan in doc.manifest.cells}) == 1
-
-
-def _share(row: MetricRow) -> float:
-    if isinstance(row.delta, Missing) or isinstance(row.base, Missing) or not row.base:
-        return 0.0
-    return -abs(row.delta / row.base)
 
 
 def _tokens(count: int) -> str:

@@ -73,6 +73,7 @@ def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
     models = {name: _model(spec, name, resolver) for name in _axis(form, "model")}
     cells = _cells(spec, models, resolver)
     common = form.model_dump(mode="python")
+    declared = _expectations(spec, next(arm for arm in arms if arm.role == "base"))
     return Manifest(
         name=form.sweep,
         description=form.description,
@@ -83,7 +84,8 @@ def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
         gate=Gate(**common["gate"]),
         identity=IdentityContract(**common["identity"]),
         limits=Limits(**common["limits"]),
-        expectations=_expectations(spec, next(arm for arm in arms if arm.role == "base")),
+        expectations=declared,
+        proposed=_proposed(spec, declared),
     )
 
 
@@ -96,6 +98,14 @@ def _expectations(spec: SweepSpec, base: ArmPlan) -> tuple[Expectation, ...]:
         if found is not None:
             return tuple(Expectation(**row.model_dump()) for row in found)
     return tuple(Expectation(**row.model_dump(), self_declared=True) for row in spec.expectations)
+
+
+def _proposed(spec: SweepSpec, declared: Sequence[Expectation]) -> tuple[Expectation, ...]:
+    """What the file on disk declares and base's does not, reasons apart."""
+    known = {(row.metric, row.cell, row.change) for row in declared}
+    return tuple(
+        Expectation(**row.model_dump()) for row in spec.expectations if (row.metric, row.cell, row.change) not in known
+    )
 
 
 def _read(path: Path, remedy: str) -> Source:

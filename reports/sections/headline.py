@@ -11,6 +11,7 @@ from reports.blocks import (
     Details,
     Inline,
     Inlines,
+    Listing,
     Name,
     Paragraph,
     Section,
@@ -36,6 +37,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     blocks: list[Block] = [*_arms(view), *telling]
     if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
+    blocks += _notes(view, scope)
     folded = _better(view, scope)
     if len(view.verdict.cells) > 1:
         folded = (*folded, Details(words("Cells, worst first"), (_cells(view, scope),), open=True))
@@ -72,6 +74,14 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
         for finding in shown
     )
     return [Table("Findings", columns, rows, more=len(findings) - len(shown))]
+
+
+def _notes(view: SweepView, scope: Scope) -> list[Block]:
+    """What is to be said of the sweep as a whole, such as declarations that had no effect."""
+    notes = view.verdict.notes
+    left = len(notes) - scope.rows
+    more = [words(f"{plural(left, 'more note')} in the JSON form")] if left > 0 else []
+    return [Listing((*(words(note) for note in notes[: scope.rows]), *more))] if notes else []
 
 
 def _logs(view: SweepView, scope: Scope) -> list[Block]:

@@ -221,3 +221,22 @@ def test_time_that_advises_is_noted_and_names_no_outcome() -> None:
     docket.add("TIME_WORSE", "time", "slow")
     assert leading(docket.findings()) is None
     assert [finding.exit_code for finding in docket.findings()] == [0]
+
+
+def test_the_headline_names_the_worst_change_of_all_cells(documents: Any) -> None:
+    """The cell whose name comes first moved less; a head that gave nothing, which has no figure, comes before both."""
+    little = documents.sweep(head=documents.arm(changes={"host_syncs": 100}))
+    much = documents.sweep(head=documents.arm(changes={"host_syncs": 120}), cell={"cell": "z", "prompt": "poem"})
+    runs = tuple(
+        run.model_copy(
+            update={"run_id": f"z_{run.run_id}", "record": run.record.model_copy(update={"run_id": f"z_{run.run_id}"})}
+        )
+        for run in much.cells[0].runs
+    )
+    cells = (little.cells[0], CellInput(plan=much.cells[0].plan, runs=runs))
+    manifest = little.manifest.model_copy(update={"cells": tuple(cell.plan for cell in cells)})
+    verdict = verdict_of(little.model_copy(update={"manifest": manifest, "cells": cells}))
+    assert [round(finding.share or 0, 2) for finding in verdict.findings] == [0.25, 0.04]
+    assert verdict.headline.startswith("In z: host_syncs rose by 24 (+25.0%)")
+    crash = verdict.findings[-1].model_copy(update={"share": None, "message": "head crashed"})
+    assert worst_first((*verdict.findings, crash))[0] == crash

@@ -60,6 +60,7 @@ def test_the_file_of_bases_commit_is_in_force_and_not_heads(repository: Path) ->
     reviewed.write_text(ROW.format("htod_bytes"))  # head's own word, not committed
     (row,) = _planned(repository, commit).expectations
     assert (row.metric, row.self_declared) == ("step_kernels", False)
+    assert [row.metric for row in _planned(repository, commit).proposed] == ["htod_bytes"]
     _commit(repository)  # nor does a later commit count
     assert _planned(repository, commit).expectations == (row,)
 
@@ -67,7 +68,10 @@ def test_the_file_of_bases_commit_is_in_force_and_not_heads(repository: Path) ->
 def test_a_file_that_base_lacks_declares_nothing(repository: Path) -> None:
     commit = _git(repository, "rev-parse", "HEAD").strip()
     (repository / "sweeps/changes.yaml").write_text(ROW.format("htod_bytes"))
-    assert _planned(repository, commit).expectations == ()
+    manifest = _planned(repository, commit)
+    assert manifest.expectations == ()
+    assert [row.metric for row in manifest.proposed] == ["htod_bytes"]
+    assert Manifest.model_validate_json(manifest.canonical()) == manifest
 
 
 @pytest.mark.parametrize("base", ["checkout", "installed"])
@@ -103,6 +107,7 @@ def test_digests_of_manifests_without_the_new_fields_stay(repository: Path) -> N
     text = _planned(repository, _commit(repository)).canonical()
     assert "self_declared" not in text
     assert "min_tokens" not in text
+    assert "proposed" not in text
 
 
 def _planned(repository: Path, commit: str) -> Manifest:

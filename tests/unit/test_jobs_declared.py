@@ -1,0 +1,84 @@
+"""Declared changes without effect are said: those that base does not hold yet, and those that excused nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs.judge import judge
+from jobs.model import Expectation, JudgeInput
+from jobs.verdict import Verdict
+from reports.render import render
+
+SEGMENTS = Expectation(metric="segments", change="higher", reason="the new op reads the host")
+
+
+def judged(doc: JudgeInput, **manifest: Any) -> Verdict:
+    verdict = judge(doc.model_copy(update={"manifest": doc.manifest.model_copy(update=manifest)}))
+    assert isinstance(verdict, Verdict)
+    assert Verdict.model_validate_json(verdict.canonical()) == verdict
+    return verdict
+
+
+def more_segments(documents: Any) -> JudgeInput:
+    doc: JudgeInput = documents.sweep(head=documents.stable_arm(changes={"segments": 2}))
+    return doc
+
+
+def test_a_declaration_that_base_lacks_stays_regressed_and_names_the_way(documents: Any) -> None:
+    verdict = judged(more_segments(documents), proposed=(SEGMENTS,))
+    assert (verdict.outcome, verdict.exit_code) == ("REGRESSED", 1)
+    assert "base's commit does not hold that yet" in verdict.headline
+    assert "Merge the declaration into base before the change" in verdict.next_step
+    row = next(row for row in verdict.cells[0].exact if row.metric == "segments")
+    assert (row.klass, "not in force" in row.note) == ("regressed", True)
+    assert any("segments" in note and "not in force" in note for note in verdict.notes)
+    for form in ("comment", "html", "text"):
+        assert "is not in force" in " ".join(render(verdict, form).split()), form
+
+
+def test_a_declaration_of_the_other_way_excuses_nothing_even_when_merged(documents: Any) -> None:
+    lower = SEGMENTS.model_copy(update={"change": "lower"})
+    verdict = judged(more_segments(documents), proposed=(lower,))
+    assert "does not hold that yet" not in verdict.headline
+    assert "Merge the declaration" not in verdict.next_step
+
+
+def test_with_a_git_ref_as_base_the_next_step_says_where_to_declare(documents: Any) -> None:
+    doc = more_segments(documents)
+    arms = tuple(a.model_copy(update={"source": "git:main"} if a.role == "base" else {}) for a in doc.manifest.arms)
+    assert "merge that into base first" in judged(doc, arms=arms).next_step
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"cell": "no such cell*"}, "no cell of this sweep has a name that it matches"),
+        ({"metric": "no_such_metric"}, "no run of those cells has the metric"),
+        ({"metric": "host_syncs"}, "the metric did not move there"),
+        ({"change": "lower"}, "the metric did not move as declared there"),
+    ],
+)
+def test_an_expectation_that_excused_nothing_is_named_with_the_reason(
+    documents: Any, given: dict[str, str], why: str
+) -> None:
+    verdict = judged(more_segments(documents), expectations=(SEGMENTS.model_copy(update=given),))
+    (note,) = verdict.notes
+    assert note.endswith(f"was not used: {why}")
+    assert given.get("metric", "segments") in note
+    assert note in " ".join(render(verdict, "text").split()).replace("- ", "")
+
+
+def test_of_two_expectations_of_one_metric_only_the_first_is_used(documents: Any) -> None:
+    second = SEGMENTS.model_copy(update={"change": "any"})
+    verdict = judged(more_segments(documents), expectations=(SEGMENTS, second))
+    assert verdict.outcome == "DECLARED"
+    (note,) = verdict.notes
+    assert "another expectation before it" in note
+
+
+def test_a_used_expectation_leaves_no_note(documents: Any) -> None:
+    verdict = judged(more_segments(documents), expectations=(SEGMENTS,))
+    assert verdict.notes == ()
+    assert '"notes"' not in verdict.model_dump_json().split('"blind_spots"')[1]
