@@ -133,6 +133,8 @@ def set_up(
 ) -> Setup:
     """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small."""
     config = request.config
+    if config.policy == "staging" and device.kind == "cuda":
+        raise BadRequest("policy 'staging' is not served on a card", "use stable_slot there, or --device sim")
     positions = [len(prompt) + request.tokens - 1 for prompt in request.prompts]
     plan = plans[1]
     fixed = fixed_bytes(plans, len(positions))
@@ -141,8 +143,6 @@ def set_up(
     budget = _budget(request, plan, fixed + foreseen.peak_bytes, device.granule_bytes)
     ledger = Ledger(device.granule_bytes, None if config.vram_limit is None else config.vram_limit - fixed, tally)
     pool = Pool(device, ledger)
-    if config.policy == "staging" and device.kind == "cuda":
-        raise BadRequest("policy 'staging' is not served on a card", "use stable_slot there, or --device sim")
     pager = make_pager(device, plan, config.policy, budget, ledger, pool, tally)
     kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally, len(positions))
     decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally, given)

@@ -38,7 +38,7 @@ class StagedPager:
         refuse_small(plan, views, capacity, budget_bytes, granule)
         self.capacity_bytes = capacity * granule
         self.fits = arena <= capacity
-        whole = Ring(frozenset(k.index for k in plan.keys), 0, 0, 0, 0)
+        whole = Ring(frozenset(k.index for k in plan.keys), 0, 0, 0, 0, 0)
         self.ring = whole if self.fits else divide(plan, self.capacity_bytes, granule)
         resident = [k for k in plan.keys if k.index in self.ring.resident]
         starts = offsets(resident)

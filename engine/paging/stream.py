@@ -69,19 +69,15 @@ class StreamPlan:
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """What a budget of `capacity_bytes` is divided into: resident keys, slots of `slot_bytes` each, and a rest."""
+    """What a budget in whole granules is divided into: resident keys, a ring of `nbytes` for its slots, and a rest."""
 
     resident: frozenset[int]
     slots: int
     slot_bytes: int
+    nbytes: int
     piece_bytes: int
-    """What a slot may grow to out of room that no further record fits into."""
+    """What a slot may grow to, where it is smaller, out of room that no further record fits into."""
     unfilled_bytes: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all slots."""
-        return self.slots * self.slot_bytes
 
 
 def piece_bytes(budget_bytes: int, granule_bytes: int) -> int:
@@ -94,7 +90,8 @@ def divide(plan: Plan, capacity_bytes: int, granule_bytes: int) -> Ring:
     """Choose the resident set and the ring together: the most bytes that stay beside a ring that serves the rest.
 
     `capacity_bytes` must hold the widest step, and less than all keys. Steps too wide for a slot have their records
-    kept, so a slot may be as narrow as the budget can pay for; room that no record fits into widens it up to a piece.
+    kept, so a slot may be as narrow as the budget can pay for; room that no record fits into widens it, up to a
+    piece or its own last granule.
     """
     piece = piece_bytes(capacity_bytes, granule_bytes)
     records = _records(plan)
@@ -111,8 +108,9 @@ def divide(plan: Plan, capacity_bytes: int, granule_bytes: int) -> Ring:
     assert best is not None, "the widest step does not fit: that was refused before"
     total, slot, stays = best
     left = capacity_bytes - total
-    slot = min(left // slots // ALIGNMENT_BYTES * ALIGNMENT_BYTES, max(piece, slot))
-    return Ring(frozenset(k for name in stays for k in records[name]), slots, slot, piece, left - slots * slot)
+    nbytes = min(left, slots * max(piece, -(-slot // granule_bytes) * granule_bytes))
+    slot = nbytes // slots // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    return Ring(frozenset(k for name in stays for k in records[name]), slots, slot, nbytes, piece, left - nbytes)
 
 
 def schedule(plan: Plan, ring: Ring) -> StreamPlan:

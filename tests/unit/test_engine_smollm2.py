@@ -51,6 +51,18 @@ def test_eight_ids(model: Path, config: dict[str, Any]) -> None:
         assert outcome.counters["captures"] == 1 and outcome.counters["replays"] == 5
 
 
+def test_staging_at_half_is_one_segment_and_streams_less_than_stable(model: Path) -> None:
+    stable, staging = (
+        capital(model, tokens=4, config={"weight_budget": "50%", "policy": p}) for p in ("stable", "staging")
+    )
+    assert staging.streams == stable.streams
+    assert staging.counters["segments"] == 1 < stable.counters["segments"]
+    assert staging.counters["htod_bytes"] < stable.counters["htod_bytes"]
+    assert staging.counters["vmm_calls_steady"] == 0 < stable.counters["vmm_calls_steady"]
+    f = staging.facts
+    assert f["staged_bytes_per_step"] <= W - f["capacity_bytes"] + f["ring_bytes"]
+
+
 def test_facts_of_the_real_model(model: Path) -> None:
     facts = capital(model, tokens=1).facts
     assert (facts["weight_bytes"], facts["largest_key_bytes"]) == (W, LARGEST)

@@ -12,7 +12,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from engine import run as engine_run
 from engine.bind import lower
+from engine.capture import cut
 from engine.device.plan_only import PlanDevice
 from engine.device.sim import SimDevice
 from engine.errors import DeviceFailure, NonFiniteLogits
@@ -21,10 +23,14 @@ from engine.paging.arena import minimum_budget, pack
 from engine.paging.policy import aligned
 from engine.paging.stream import PIECE_BYTES, divide, piece_bytes, schedule
 from engine.plan import Plan
+from engine.show import show
+from engine.zoo import build
 from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, run
 from tests.unit.test_engine_paging import Rig, plan_of, plans
 
 G = 4096
+LIMIT, HEADROOM, KV_FLOOR, RING = 7_726_753_178, 536_870_912, 50_331_648, 128 << 20
+"""The reference's W8: what a card may hold, what is kept free, the cache's least; and the most that a ring may take."""
 HALF: dict[str, Any] = {"weight_budget": "50%", "granule": G, "policy": "staging"}
 
 
@@ -208,6 +214,67 @@ def test_all_that_fits_is_resident_and_has_no_ring(tiny: Path) -> None:
     outcome = run(tiny, config={"policy": "staging", "granule": G})
     assert outcome.facts["ring_slots"] == outcome.facts["ring_bytes"] == outcome.counters["page_ins"] == 0
     assert outcome.facts["resident"] == 1 and outcome.broken_equations() == []
+
+
+GEOMETRIES: list[tuple[str, dict[str, Any]]] = [
+    ("qwen2.5-0.5b", {"weight_budget": "50%"}),
+    ("qwen2.5-7b", {"weight_budget": "50%"}),
+    ("qwen2.5-14b-zp", {"vram_limit": LIMIT, "weight_budget": LIMIT - HEADROOM - KV_FLOOR}),
+]
+
+
+@pytest.mark.parametrize(("name", "config"), GEOMETRIES, ids=[name for name, _ in GEOMETRIES])
+def test_w8_the_ring_is_all_that_a_token_pays_above_the_floor(
+    name: str, config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Models of real size: W less the budget, and no more than the ring beside it; of a few records none is cut."""
+    model = build(name, tmp_path / name, cache_dir=tmp_path, hollow=True).folder
+    outcome = run(model, config={**config, "policy": "staging"}, arithmetic="none", tokens=6)
+    assert outcome.broken_equations() == []
+    f, c = outcome.facts, outcome.counters
+    streamed = c["htod_bytes"] / f["measured_tokens"]
+    text = show(outcome.lines.lines, lambda _: None)
+    for term in (
+        "weight_bytes",
+        "budget_bytes",
+        "capacity_bytes",
+        "resident_set_bytes",
+        "ring_bytes",
+        "unfilled_bytes",
+    ):
+        assert f" {term}={f[term]}" in text, "each term is printed"
+    assert streamed == f["staged_bytes_per_step"] > f["floor_bytes_per_token"] > 0
+    assert streamed <= f["weight_bytes"] - f["capacity_bytes"] + f["ring_bytes"]
+    assert 0 <= f["budget_bytes"] - f["capacity_bytes"] < 2 << 20, "whole granules"
+    assert streamed <= f["weight_bytes"] - f["budget_bytes"] + RING and f["ring_bytes"] <= RING
+    assert (c["segments"], c["vmm_calls_steady"], c["alloc_calls_steady"], c["evictions"]) == (1, 0, 0, 0)
+    if "vram_limit" in config:
+        assert c["mapped_physical_bytes"] + HEADROOM + KV_FLOOR <= LIMIT
+        assert f["kv_bytes_per_token"] * 256 == KV_FLOOR, "the cache's least: its smallest bucket"
+        assert c["peak_committed_bytes"] + f["workspace_bytes"] <= LIMIT and c["oversubscribed_bytes"] == 0
+
+
+def test_a_card_refuses_staging_by_name(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Card(SimDevice):
+        kind = "cuda"
+
+    monkeypatch.setattr(engine_run, "make_device", lambda _: Card(granule_bytes=G))
+    outcome = run(tiny, config=HALF)
+    assert outcome.code == 10 and "staging" in outcome.error["message"]
+    assert run(tiny, config={**HALF, "policy": "stable_slot"}).code == 0
+
+
+def test_a_pass_in_pieces_joins_its_copies_at_every_seam(tiny: Path) -> None:
+    """Where steps may not be recorded, copies under way are joined before a graph begins and before it ends."""
+    seamed = lower(load(tiny), 1)
+    odd = [s.index for s in seamed.steps if s.keys][1::3]
+    steps = tuple(replace(s, reason="KernelNotWarmed" if s.index in odd else None) for s in seamed.steps)
+    bench = Bench(tiny, rows=(4,), budget=load_bytes(tiny) // 2, policy="staging")
+    bench.plans[1] = replace(bench.plan, steps=steps)
+    bench.decoder.capture_plan = cut(bench.plans[1], bench.pager.steady)
+    assert bench.decoder.capture_plan.captured > 2
+    bench.prefill(TINY_PROMPT)
+    assert not differs(tiny, bench, 6)
 
 
 def test_plan_only_counts_what_a_run_in_full_counts(tiny: Path) -> None:
