@@ -199,10 +199,15 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def free(self, address: int) -> None:
         """Give plain memory back."""
+        self.plain(address)
+        self._forget(self._regions[address])
+
+    def plain(self, address: int) -> tuple[int, str]:
+        """Size of the plain memory that starts there, and what it is for."""
         region = self._regions.get(address)
         if region is None or region.granules is not None:
             raise DeviceFailure(f"no plain memory starts at {address:#x}")
-        self._forget(region)
+        return region.nbytes, region.what
 
     # -- data
 
