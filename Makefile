@@ -36,8 +36,8 @@ accept: setup ## the full acceptance matrix: residency x policy x capture on a r
 chaos: setup ## kill processes at named points and resume: part of test-full, alone
 	$(PYTEST) tests/e2e/test_e2e_kill_points.py
 
-hazards: ## run the happens-before checker over every example model (not built yet)
-	@echo "make hazards: not built yet" >&2; exit 2
+hazards: setup ## decode tiny and sample models under the happens-before checker: policy, budget, capture, layout, schedule
+	$(PYTEST) tests/unit/test_engine_hazards_matrix.py
 
 lint: setup ## ruff, mypy, import contracts, one migration head
 	$(BIN)/ruff check .

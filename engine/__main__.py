@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine import PROTOCOL
-from engine.commands import conformance, logits, oracle, plan
+from engine.commands import conformance, hazards, logits, oracle, plan
 from engine.commands.ids import add_prompt, prompts_of
 from engine.config import CONFIG_NAMES, DEVICES, POLICIES, RunRequest, parse_request, read_request
 from engine.errors import SHOWN_REASONS, BadRequest, EngineError
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--routing", metavar="FILE|seed:N", help="experts that a plan-only run asks for")
     run.add_argument("--routing-out", metavar="FILE", help="record the experts that a full run asks for")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
-    for command in (plan, logits, oracle, conformance):
+    for command in (plan, logits, oracle, hazards, conformance):
         command.add(commands)
     return parser
 

@@ -8,7 +8,7 @@ had by chance. reference: vector clocks as in FastTrack (Flanagan and Freund, PL
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -154,9 +154,17 @@ class Hazards:
             self._read(access, Use(at, cell.end), clock)
 
     def poison(self, start: int, end: int, what: str) -> None:
-        """Bytes are given up, after all compute work before."""
+        """Bytes are given up, after all compute work before. A card does nothing for it, so uses before it stay."""
         clock = self._tick(COMPUTE)
+        uses: dict[int, Access] = {}
+        for _, cell in self._shadow.over(start, end):
+            if cell.state == "filled":
+                _latest(uses, {~cell.put.line: cell.put})
+            _latest(uses, cell.uses)
         self._put(self._access(COMPUTE, "poison", what, False), Use(start, end), clock, "dead")
+        for _, cell in self._shadow.over(start, end):
+            if cell.state == "dead":
+                cell.uses = uses
 
     def appears(self, verb: str, start: int, end: int, what: str, granule: Granule | None = None) -> None:
         """The host maps or allocates: memory is there from now on, with nothing in it."""
@@ -172,7 +180,7 @@ class Hazards:
         access = self._access(HOST, verb, what, False)
         used: list[Access] = []
         for at, cell in self._shadow.over(start, end):
-            late = [use for use in (cell.put, *cell.reads.values()) if not _before(use, clock)]
+            late = [use for use in (*_puts(cell), *cell.uses.values()) if not _before(use, clock)]
             for use in late:
                 self._report("memory taken away under use", use, access, "a wait of the host", at, cell)
             used += late
@@ -203,7 +211,7 @@ class Hazards:
                 self._report("read before its fill", cell.put, access, _wait(access, cell.put), at, cell)
             elif use.key is not None and cell.tag != Tag(use.key, at - use.start):
                 self._report("read of another's bytes", cell.put, access, "a fill of this key before it", at, cell)
-            cell.reads[access.line] = access
+            cell.uses[access.line] = access
         if len(cells) > 1:
             self._join(cells, clock)
 
@@ -216,13 +224,11 @@ class Hazards:
                 return
             if not _before(cell.put, clock):
                 return
-        reads: dict[int, Access] = {}
+        uses: dict[int, Access] = {}
         for _, cell in cells:
-            for of, read in cell.reads.items():
-                if of not in reads or reads[of].tick < read.tick:
-                    reads[of] = read
+            _latest(uses, cell.uses)
         last = max((cell.put for _, cell in cells), key=lambda put: put.tick)
-        self._shadow.put(cells[0][0], Cell(cells[-1][1].end, "filled", last, first.mapping, None, reads))
+        self._shadow.put(cells[0][0], Cell(cells[-1][1].end, "filled", last, first.mapping, None, uses))
 
     def _put(self, access: Access, use: Use, clock: Clock, state: State) -> None:
         self.accesses += 1
@@ -230,11 +236,10 @@ class Hazards:
         for at, cell in cells:
             if cell.state == "gone":
                 self._report(self._of_state("gone"), cell.put, access, _ASKED["gone"], at, cell)
-            for read in cell.reads.values():
-                if not _before(read, clock):
-                    self._report("refill under a reader", read, access, _wait(access, read), at, cell)
-            if not _before(cell.put, clock):
-                self._report("two fills without an order", cell.put, access, _wait(access, cell.put), at, cell)
+            for earlier in (*_puts(cell), *cell.uses.values()):
+                if not _before(earlier, clock):
+                    kind: Kind = "refill under a reader" if earlier.reads else "two fills without an order"
+                    self._report(kind, earlier, access, _wait(access, earlier), at, cell)
         if cells and cells[0][1].state != "gone":
             self._shadow.put(use.start, Cell(use.end, state, access, cells[0][1].mapping, use.tag, {}))
 
@@ -270,6 +275,18 @@ _ASKED: dict[State, str] = {
     "blank": "a fill before it",
     "dead": "a fill between it and the poison",
 }
+
+
+def _puts(cell: Cell) -> tuple[Access, ...]:
+    """What must be over before the bytes may change: a poison is nothing that runs."""
+    return () if cell.state == "dead" else (cell.put,)
+
+
+def _latest(uses: dict[int, Access], more: Mapping[int, Access]) -> None:
+    """Add these, of each line the last one."""
+    for of, use in more.items():
+        if of not in uses or uses[of].tick < use.tick:
+            uses[of] = use
 
 
 def _before(access: Access, clock: Clock) -> bool:

@@ -11,6 +11,7 @@ from typing import Literal
 from engine.device.shadow import Line
 
 Order = Literal["early", "late", "random"]
+ORDERS: tuple[Order, ...] = ("early", "late", "random")
 _LINES: tuple[Line, ...] = ("graph", "copy", "compute")
 """Copies first: early is as early as a copy can be, before compute work that was asked for with it."""
 
@@ -30,6 +31,7 @@ class Schedule:
 
     def __init__(self, order: Order, seed: int = 0) -> None:
         self.order = order
+        self.name = f"random:{seed}" if order == "random" else order
         self._random = random.Random(seed)
         self._queues: dict[Line, deque[Task]] = {line: deque() for line in _LINES}
 

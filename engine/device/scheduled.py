@@ -19,7 +19,7 @@ from engine import kernels
 from engine.device.base import Branch, Event, Granule, Launch, Placed, Recorded
 from engine.device.book import BookedDevice
 from engine.device.hazards import COMPUTE, COPY, GRAPH, HOST, Hazards, Use
-from engine.device.recording import Act, HostGraph, Mark, Recording, Staged, Wait
+from engine.device.recording import Act, Dead, HostGraph, Mark, Recording, Staged, Wait
 from engine.device.schedule import Schedule, Task
 from engine.device.shadow import LINES
 from engine.errors import DeviceFailure
@@ -148,11 +148,11 @@ class ScheduledDevice:
         self._do(lambda: self.inner.copy_within(target, source, nbytes))
 
     def poison(self, address: int, nbytes: int) -> None:
-        """These bytes are dead for all compute work from here on."""
-        self._check_closed("poison")
-        if nbytes:
-            self.hazards.poison(address, address + nbytes, "given up")
-        self._do(lambda: self.inner.poison(address, nbytes))
+        """These bytes are dead for all compute work from here on, or from this point of each replay on."""
+        act = Dead(address, nbytes)
+        if not self._record(act):
+            self._tell(act, COMPUTE)
+            self._do(lambda: self.inner.poison(address, nbytes))
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set device bytes, after all compute work before."""
@@ -254,6 +254,9 @@ class ScheduledDevice:
             case Staged(address, source):
                 use = Use(address, address + source.nbytes, tag=self.inner.piece(source))
                 self.hazards.work(line, "stage", "host bytes", fills=(use,))
+            case Dead(address, nbytes):
+                if nbytes:
+                    self.hazards.poison(address, address + nbytes, "given up")
             case Launch(step):
                 reads, fills = self._uses(act)
                 self.hazards.work(line, "launch", step.node, reads, fills, step.index)

@@ -44,13 +44,14 @@ class Cell:
     mapping: int
     """How often memory came to be at these addresses: the generation of the map."""
     tag: Tag | None
-    reads: dict[int, Access]
-    """Since then, the last one of each line: whoever comes after that comes after those before it."""
+    uses: dict[int, Access]
+    """Reads since then, the last one of each line: whoever comes after that comes after those before it. Of bytes that
+    were given up, reads and fills (under the line's complement) from before that."""
 
     def behind(self, nbytes: int) -> Cell:
         """The part from so many bytes on."""
         tag = None if self.tag is None else Tag(self.tag.key, self.tag.offset_bytes + nbytes)
-        return replace(self, tag=tag, reads=dict(self.reads))
+        return replace(self, tag=tag, uses=dict(self.uses))
 
 
 class Shadow:
