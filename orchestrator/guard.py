@@ -10,6 +10,7 @@ folder. Mark and folder are made for this driver alone.
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK = "ASSAY_MARK"
+MOST_SWEEP_S = 40.0
 MOST_FOLDER_BYTES = 107 - len("/assay-01234567/session_2026-11-30_14-10-01_887299_4194304/sockets/plasma_store")
 """Of the folder for temporary files: Ray's longest socket under it must fit into the 107 bytes that Linux gives one."""
 
@@ -72,7 +74,13 @@ class Guard:
         """Let it sweep up now, and wait for it: afterwards nothing of ours is left. Harmless a second time."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(timeout=40)
+        try:
+            swept = self._process.wait(timeout=MOST_SWEEP_S) == 0
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            self._process.kill()
+            swept = self._process.wait() == 0
+        if not swept:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _short_enough(folder: str) -> str:

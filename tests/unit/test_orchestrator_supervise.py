@@ -163,3 +163,16 @@ def test_sockets_lie_where_their_names_fit(monkeypatch: pytest.MonkeyPatch, tmp_
     finally:
         guard.finish()
     assert not guard.folder.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_guard_that_somebody_ended_or_stopped_leaves_no_folder(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.guard.MOST_SWEEP_S", 0.2)
+    guard = Guard.start("1mark")
+    (guard.folder / "session").mkdir()
+    os.kill(guard._process.pid, number)
+    guard.finish()
+    assert not guard.folder.exists()
+    guard.finish()
