@@ -123,6 +123,8 @@ class Database:
         )
 
     def _remedy(self, reason: str) -> str:
+        if self.file is not None and self.file.is_dir():
+            return f"name a file: {self.file} is a folder"
         if "unable to open" in reason and self.file is not None:
             return f"check that the folder {self.file.parent} exists and may be written"
         if "locked" in reason or "busy" in reason:
@@ -133,6 +135,8 @@ class Database:
             return f"give another file: {self.file} holds something else"
         if "disk" in reason or "malformed" in reason:
             return "check the disk; restore the store from a backup"
+        if self.file is not None:
+            return f"{self.file} was removed, replaced or changed while in use: restore it, or run the sweep anew"
         return "check the URL, that the server runs and that it may be reached from here"
 
 

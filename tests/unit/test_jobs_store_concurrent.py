@@ -202,3 +202,15 @@ def test_an_error_of_our_own_is_not_retried(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="no such table"):
         database.write(lambda c: c.exec_driver_sql("SELECT * FROM absent"))
     assert pauses == []
+
+
+def test_a_store_that_is_a_folder_or_vanished_while_in_use_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "store.sqlite"
+    migrate.upgrade(f"sqlite:///{file}")
+    database = Database(f"sqlite:///{file}")
+    for part in tmp_path.iterdir():
+        part.unlink()
+    with pytest.raises(StoreError, match=r"no such table.*store\.sqlite was removed, replaced or changed"):
+        database.write(lambda c: c.exec_driver_sql("SELECT * FROM run"))
+    with pytest.raises(StoreError, match="is a folder"):
+        Database(f"sqlite:///{tmp_path}").write(lambda c: c.exec_driver_sql("SELECT 1"))
