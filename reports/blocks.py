@@ -71,10 +71,11 @@ class Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A table column."""
+    """A table column; one of `prose` holds sentences, which need room."""
 
     title: str
     align: Align = "left"
+    prose: bool = False
 
 
 @dataclass(frozen=True, slots=True)

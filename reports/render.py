@@ -40,6 +40,7 @@ _PAGE_CELLS: Final = 8
 _PAGE_ROWS: Final = 2000
 _GENERATOR: Final = '<meta name="generator" content="assay">'  # by which a later report knows its own pages
 _HEAD_BYTES: Final = 4096
+_WHOLE_NAME: Final = 26  # characters: as long as the longest metric
 
 
 class LimitTooSmall(ValueError):
@@ -303,8 +304,9 @@ def _environment(*, for_html: bool) -> jinja2.Environment:
 
 
 def _breakable(name: str) -> markupsafe.Markup:
-    """A name that may wrap after its separators, so that a narrow column does not cut words."""
-    pieces = re.split(r"(?<=[/_=.:,-])(?=[^/_=.:,-])", visible(name))
+    """A long name that may wrap after its separators, so that a narrow column does not cut words; a short one is whole."""
+    shown = visible(name)
+    pieces = [shown] if len(shown) <= _WHOLE_NAME else re.split(r"(?<=[/_=.:,-])(?=[^/_=.:,-])", shown)
     return markupsafe.Markup("<wbr>").join(pieces)
 
 

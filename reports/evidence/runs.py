@@ -50,7 +50,7 @@ def build(cell: CellInput) -> Section:
     ]
     blocks: list[Block] = [table]
     if aside:
-        head = (Column("Run"), Column("Attempt", "right"), Column("State"), Column("Why"))
+        head = (Column("Run"), Column("Attempt", "right"), Column("State"), Column("Why", prose=True))
         blocks.append(Table("Attempts that do not count", head, tuple(aside)))
     complete = sum(run.state == "complete" for run in runs)
     order = " ".join(run.arm for run in runs)

@@ -61,7 +61,7 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
     shown = findings[: scope.rows]
     with_cell = len(view.verdict.cells) != 1
     head = (Column("State"), *((Column("Cell"),) if with_cell else ()), Column("Arm"))
-    columns = (*head, Column("What happened"), Column("What to do"), Column("Exit", "right"))
+    columns = (*head, Column("What happened", prose=True), Column("What to do", prose=True), Column("Exit", "right"))
     rows = tuple(
         (
             words(outcome(finding.outcome)),
@@ -168,7 +168,7 @@ def _cells(view: SweepView, scope: Scope) -> Table:
         )
         for cell in shown
     )
-    columns = (Column("State"), Column("Cell"), Column("Meaning"), Column("Exit", "right"))
+    columns = (Column("State"), Column("Cell"), Column("Meaning", prose=True), Column("Exit", "right"))
     return Table("Cells, worst first", columns, rows, more=len(view.cells) - len(shown))
 
 

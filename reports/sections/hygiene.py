@@ -91,7 +91,7 @@ def _arms(caption: str, arms: list[tuple[CellView, ArmView]], scope: Scope) -> T
 
 def _aside(rows: tuple[SetAside, ...], scope: Scope) -> Table:
     shown = rows[: scope.rows]
-    columns = (Column("Set aside"), Column("Cell"), Column("Arm"), Column("State"), Column("Why"))
+    columns = (Column("Set aside"), Column("Cell"), Column("Arm"), Column("State"), Column("Why", prose=True))
     return Table(
         "Attempts set aside: they count for nothing",
         columns,

@@ -62,7 +62,7 @@ def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
         Column("null / base, mean of blocks", "right"),
         Column("Smallest detectable", "right"),
         Column("Blocks", "right"),
-        Column("State"),
+        Column("State", prose=True),
     )
     return Table(
         "Time by metric",

@@ -236,7 +236,7 @@ def _counters(rows: tuple[MetricRow, ...], scope: Scope) -> Table:
         Column("base", "right"),
         Column("head", "right"),
         Column("Change", "right"),
-        Column("State"),
+        Column("State", prose=True),
     )
     return Table(
         "Every exact metric",

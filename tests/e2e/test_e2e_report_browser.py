@@ -23,6 +23,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="skipped: no chromium")
 Scheme = Literal["light", "dark"]
 SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 WIDTHS = (1280, 320)
+MATRIX_NAME = "smollm2-135m/capital/weight_budget=3{}%/kv_layout=seq-major/policy=stable"
 PAGE_WIDTH = "document.documentElement.scrollWidth"
 
 # Contrast of every visible text against the nearest opaque background, by WCAG 2; the lowest first.
@@ -78,6 +79,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "broken": write_html(samples.broken(), root / "broken", doc=runs.judge_input()),
         "many": write_html(samples.many(9), root / "many", doc=runs.judge_input(word="cell 0")),
         "hostile": write_html(samples.hostile(hostile), root / "hostile", doc=runs.judge_input(word=hostile)),
+        "matrix": write_html(samples.many(9, MATRIX_NAME), root / "matrix"),
         "long": write_html(samples.hostile("x" * 300), root / "long"),
     }
     cells = {f"{name} cell": next((index.parent / "cells").iterdir()) for name, index in made.items() if name != "good"}
@@ -153,6 +155,21 @@ def test_bars_are_drawn_to_scale(browser: Browser, site: dict[str, Path]) -> Non
     kinds = ("fill-hit", "fill-retained", "fill-bypassed")
     widths = [float(by_bytes.locator(f"rect.{kind}").get_attribute("width") or 0) for kind in kinds]
     assert widths == [702, 165, 133]  # 70.16 %, 16.52 %, 13.32 %
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [1200, 500, 320])
+def test_names_and_sentences_keep_room_beside_figures(browser: Browser, site: dict[str, Path], width: int) -> None:
+    """A column of cell names or sentences never gives way to figures until a word stands on each line."""
+    page, _ = visit(browser, site["matrix"], width=width)
+    tall = page.evaluate("[...document.querySelectorAll('td .cell')].map(n => n.getClientRects()[0].height / 17)")
+    assert len(tall) > 20
+    assert max(tall) <= 5.5, "lines of a name"
+    narrow = page.evaluate(
+        "[...document.querySelectorAll('td.prose')].filter(n => n.checkVisibility()).map(n => n.offsetWidth)"
+    )
+    assert min(narrow) >= min(272, 0.6 * width) - 1
+    assert page.evaluate(PAGE_WIDTH) <= width
     page.context.close()
 
 
