@@ -304,7 +304,7 @@ def _environment(*, for_html: bool) -> jinja2.Environment:
 
 
 def _breakable(name: str) -> markupsafe.Markup:
-    """A long name that may wrap after its separators, so that a narrow column does not cut words; a short one is whole."""
+    """A name that may wrap after its separators where it is long, so that a narrow column does not cut words."""
     shown = visible(name)
     pieces = [shown] if len(shown) <= _WHOLE_NAME else re.split(r"(?<=[/_=.:,-])(?=[^/_=.:,-])", shown)
     return markupsafe.Markup("<wbr>").join(pieces)

@@ -5,36 +5,57 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jobs.errors import SpecError
+from jobs.gates import GATING
 from jobs.model import Generation, Reading, RunFact
-from reports.blocks import Block, Column, Details, Inlines, Name, Paragraph, Section, Spark, Table, Verbatim, words
+from reports.blocks import (
+    Block,
+    Column,
+    Details,
+    Inlines,
+    Listing,
+    Name,
+    Paragraph,
+    Section,
+    Spark,
+    Table,
+    Verbatim,
+    words,
+)
 from reports.evidence.runs import Measured, label
 from reports.format import NOT_RECORDED, exact, fixed, integer, plural
 from reports.traffic import METRICS
 from reports.units import unit_of
 
 Shown = Reading | str
+Values = Mapping[str, Mapping[str, Shown]]
+"""Run id -> name -> what the run read."""
+
+LONGEST_IN_TABLE = 40
+"""Characters of a text that a column may hold; longer ones get lines of their own."""
 
 
 def build(measured: list[Measured], metric: str | None) -> Section:
-    """The figures that every report shows, or one metric by phase. Raises SpecError for an unknown metric."""
-    values: dict[str, dict[str, Shown]] = {
-        run.run_id: {**record.facts, **record.counters, **record.metrics} for run, record in measured
-    }
-    names = [name for name, _, _ in METRICS] if metric is None else [metric]
+    """What gates and the figures that every report shows, or one metric by phase.
+
+    Of both tables what differs between runs stands first. Raises SpecError for an unknown metric.
+    """
+    values: Values = {run.run_id: {**record.facts, **record.counters, **record.metrics} for run, record in measured}
     known = {name for row in values.values() for name in row}
+    names = _leading(known, values) if metric is None else [metric]
     if metric is not None and metric not in known:
         near = ", ".join(sorted(name for name in known if metric.split("_")[0] in name)[:5])
         raise SpecError(f"no run of this cell has a reading named {metric}", f"near it: {near or 'none'}")
     blocks: list[Block] = [_reading_table("Readings by run", measured, values, names)] if measured else []
     if metric is not None:
         blocks += [_phases(measured, metric)]
-    rest = sorted(known - set(names))
-    folded = (
-        Details(
-            words(f"the other {plural(len(rest), 'reading')}"),
-            (_reading_table("Other readings", measured, values, rest),),
-        ),
-    )
+    rest = sorted(known - set(names), key=lambda name: (not _differs(name, values), name))
+    texts = [name for name in rest if _is_long(name, values)]
+    others: list[Block] = [
+        _reading_table("Other readings", measured, values, [name for name in rest if name not in texts])
+    ]
+    if texts:
+        others.append(Listing(tuple(line for name in texts for line in _text_lines(name, measured, values))))
+    folded = (Details(words(f"the other {plural(len(rest), 'reading')}"), tuple(others)),)
     summary = words("One row a reading, one column a run." if measured else "No run measured anything.")
     return Section("readings", "Readings by run", summary, tuple(blocks), folded if measured and metric is None else ())
 
@@ -67,9 +88,33 @@ def samples(measured: list[Measured]) -> Section:
     )
 
 
-def _reading_table(
-    caption: str, measured: list[Measured], values: Mapping[str, Mapping[str, Shown]], names: list[str]
-) -> Table:
+def _leading(known: set[str], values: Values) -> list[str]:
+    """Gating readings that differ between runs, then the figures of every report, then the other gating readings."""
+    gating = sorted(known & GATING, key=lambda name: (not _differs(name, values), name))
+    moved = [name for name in gating if _differs(name, values)]
+    return list(dict.fromkeys((*moved, *(name for name, _, _ in METRICS), *gating)))
+
+
+def _differs(name: str, values: Values) -> bool:
+    return len({row.get(name) for row in values.values()}) > 1
+
+
+def _is_long(name: str, values: Values) -> bool:
+    return any(
+        isinstance(text, str) and len(text) > LONGEST_IN_TABLE for text in (r.get(name) for r in values.values())
+    )
+
+
+def _text_lines(name: str, measured: list[Measured], values: Values) -> list[Inlines]:
+    """One line for each text that a reading has, with the runs that gave it."""
+    runs: dict[Shown | None, list[str]] = {}
+    for run, _ in measured:
+        runs.setdefault(values[run.run_id].get(name), []).append(label(run))
+    who = {text: "every run" if len(runs) == 1 else ", ".join(labels) for text, labels in runs.items()}
+    return [words(Name(name), f" of {who[text]}: {_reading(text, name)}") for text in runs]
+
+
+def _reading_table(caption: str, measured: list[Measured], values: Values, names: list[str]) -> Table:
     columns = (Column("Reading"), *(Column(label(run), "right") for run, _ in measured))
     rows = tuple(
         (words(Name(name)), *(words(_reading(values[run.run_id].get(name), name)) for run, _ in measured))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import SpecError
+from jobs.model import RunFact
 from reports.evidence.runs import rerun_command
 from reports.explain import explain
 from reports.redact import HIDDEN, redact
@@ -118,3 +119,26 @@ def test_the_cell_page_holds_the_evidence(tmp_path: Path) -> None:
 def test_a_cell_page_without_its_input_says_so(tmp_path: Path) -> None:
     write_html(samples.broken(), tmp_path, doc=runs.judge_input(word="another cell"))
     assert "does not hold this cell" in Page(next((tmp_path / "cells").iterdir()).read_text()).text
+
+
+def test_what_gates_and_differs_stands_first_and_long_texts_on_lines_of_their_own() -> None:
+    """A reading of 600 characters, as the sources of a model's names are, once made each line of a table that long."""
+    doc = runs.judge_input()
+    sources = ", ".join(f"tensor {place} by its name in the graph" for place in range(20))
+
+    def told(run: RunFact, place: int) -> RunFact:
+        assert run.record is not None
+        counters = {**run.record.counters, "host_syncs": 5 + (run.arm == "head"), "aaa": 1, "zzz": place}
+        facts = {**run.record.facts, "bound_by": sources}
+        return run.model_copy(update={"record": run.record.model_copy(update={"counters": counters, "facts": facts})})
+
+    cell = doc.cells[0].model_copy(update={"runs": tuple(told(r, i) for i, r in enumerate(doc.cells[0].runs))})
+    text = explain(samples.broken(), doc.model_copy(update={"cells": (cell,)}), samples.CELL)
+    readings = text.split("Readings by run:")[1].split("Samples")[0]
+    assert max(map(len, readings.splitlines())) <= 125
+    names = [words[0] for line in readings.splitlines() if (words := line.split())]
+    assert names[:4] == ["Reading", names[1], "host_syncs", "byte_hit_rate"], "what gates and differs"
+    assert names.index("htod_bytes") < names.index("+"), "what gates"
+    assert names.index("zzz") < names.index("aaa"), "what differs"
+    assert "tensor 19 by its name" in " ".join(readings.split())
+    assert "bound_by of every run: tensor 0" in readings
