@@ -83,7 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
     plans = plans_for(graph, request.prompts, request.config.prefill_chunk)
     plain = decode(request, graph, plans, _inner(request), None)
     found = [_one(request, graph, plans, schedule, plain) for schedule in schedules]
-    told = {"model": arguments.model, "plain_seconds": plain.seconds, "tokens": plain.tokens, "schedules": found}
+    again = decode(request, graph, plans, _inner(request), None)  # the first one also warms what all share
+    plain_seconds = min(plain.seconds, again.seconds)
+    for one in found:
+        one["cost"] = one["seconds"] / plain_seconds
+    told = {"model": arguments.model, "plain_seconds": plain_seconds, "tokens": plain.tokens, "schedules": found}
     print(json.dumps(told) if arguments.json else plain_lines(_text(told)))
     return 0 if all(one["ok"] for one in found) else FOUND
 
@@ -133,7 +137,6 @@ def _one(
         "same_tokens": same if computed else None,
         "failure": outcome.failure,
         "seconds": outcome.seconds,
-        "cost": outcome.seconds / plain.seconds,
         "found": [hazard.line() for hazard in hazards.found],
         "said": [str(hazard) for hazard in hazards.found],
     }
