@@ -169,7 +169,7 @@ def _distance(equation: Equation) -> float:
 
 
 def _top_keys(record: RunRecord) -> tuple[tuple[str, int, int], ...]:
-    streamed = [(key.key, key.nbytes * (key.retained + key.bypassed), key.bypassed) for key in record.keys]
+    streamed = [(key.key, key.nbytes * (key.retained + key.bypassed + key.staged), key.bypassed) for key in record.keys]
     moving = [row for row in streamed if row[1] > 0]
     return tuple(sorted(moving, key=lambda row: (-row[1], row[0]))[:TOP_KEYS])
 

@@ -330,6 +330,7 @@ class KeyBytes(Document):
     retained: int = 0
     bypassed: int = 0
     evicted: int = 0
+    staged: int = 0
 
 
 class Equation(Document):

@@ -361,6 +361,7 @@ key_bytes = Table(
     _integer("retained"),
     _integer("bypassed"),
     _integer("evicted"),
+    Column("staged", BigInteger, nullable=False, server_default=text("0")),
 )
 
 certificate = Table(

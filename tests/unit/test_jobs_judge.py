@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jobs.judge import judge
-from jobs.model import Expectation, Gate, JudgeInput, Lock, RunSettings, Witness
+from jobs.judge_arm import _top_keys
+from jobs.model import Expectation, Gate, JudgeInput, KeyBytes, Lock, RunSettings, Witness
 from jobs.verdict import CellVerdict, IdentityRow, MetricRow, Verdict
 
 
@@ -70,6 +71,16 @@ def test_an_arm_shows_its_values_facts_and_certificates(documents: Any) -> None:
     assert head.stop_reasons == {"length": 6}
     assert head.top_keys == (("layer.0.up", 5_000_000, 3),)
     assert [seam.reason for seam in head.seams] == ["host_read"]
+
+
+def test_keys_that_came_through_a_ring_are_among_those_that_moved_most(documents: Any) -> None:
+    record = next(run.record for cell in documents.sweep().cells for run in cell.runs if run.record)
+    keys = (
+        KeyBytes(key="kept", nbytes=9, retained=1),
+        KeyBytes(key="ringed", nbytes=7, staged=3),
+        KeyBytes(key="in", nbytes=99),
+    )
+    assert _top_keys(record.model_copy(update={"keys": keys})) == (("ringed", 21, 0), ("kept", 9, 0))
 
 
 def test_a_declared_stop_that_both_arms_share_is_identical(documents: Any) -> None:

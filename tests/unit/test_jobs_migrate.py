@@ -35,7 +35,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "{revision}"
-down_revision = "0002"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 
@@ -109,6 +109,28 @@ def test_field_65_every_constraint_has_a_name_alike_in_both(store_url: str, tmp_
     assert {"ck_attempt_state", "ck_value_one", "uq_attempt_run_id_number"} <= migrated["attempt"] | migrated["value"]
 
 
+def test_keys_stored_before_there_was_a_ring_came_through_none(tmp_path: Path) -> None:
+    """Up from 0002 with a row in it, and down again."""
+    database = Database(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    row = "INSERT INTO key_bytes (attempt_id, position, key, nbytes, hits, retained, bypassed, evicted)"
+
+    def alone(sql: str) -> list[Any]:
+        with sqlite3.connect(tmp_path / "store.sqlite") as connection:
+            return connection.execute(sql).fetchall()
+
+    def move(command_: Callable[[Config, str], None], target: str) -> None:
+        database.write(lambda connection: command_(revision._config(connection, None), target))
+
+    move(command.upgrade, "0002")
+    alone(f"{row} VALUES ('att', 0, 'k', 7, 6, 5, 4, 3)")
+    move(command.upgrade, "0003")
+    assert alone("SELECT nbytes, bypassed, evicted, staged FROM key_bytes") == [(7, 4, 3, 0)]
+    alone("UPDATE key_bytes SET staged = 2")
+    move(command.downgrade, "0002")
+    assert alone("SELECT hits, retained FROM key_bytes") == [(6, 5)]
+    database.close()
+
+
 def test_streams_stored_before_there_were_batches_are_first_sequences(tmp_path: Path) -> None:
     """Up from 0001 with a row in it, and down again, which no further sequence outlives."""
     url = f"sqlite:///{tmp_path / 'store.sqlite'}"
@@ -170,25 +192,25 @@ def test_field_65_down_and_up_again(store_url: str) -> None:
 
 def test_a_later_migration_is_applied_and_asked_for(store_url: str, tmp_path: Path) -> None:
     migrate.upgrade(store_url)
-    folder = scripts_with(tmp_path, r0003="pass")
+    folder = scripts_with(tmp_path, r0004="pass")
     database = Database(store_url)
-    with pytest.raises(StoreError, match=r"at revision 0002, this assay needs 0003 \(assay db upgrade --store"):
+    with pytest.raises(StoreError, match=r"at revision 0003, this assay needs 0004 \(assay db upgrade --store"):
         revision.require_head(database, folder)
-    assert revision.upgrade(database, folder) == ("0002", "0003")
+    assert revision.upgrade(database, folder) == ("0003", "0004")
     revision.require_head(database, folder)
     database.close()
-    with pytest.raises(StoreError, match=r"at revision 0003, which this assay \(0002\) does not know"):
+    with pytest.raises(StoreError, match=r"at revision 0004, which this assay \(0003\) does not know"):
         migrate.upgrade(store_url)
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(store_url: str, tmp_path: Path) -> None:
     migrate.upgrade(store_url)
     database = Database(store_url)
-    folder = scripts_with(tmp_path, r0003="raise RuntimeError('no')")
+    folder = scripts_with(tmp_path, r0004="raise RuntimeError('no')")
     with pytest.raises(RuntimeError, match="no"):
         revision.upgrade(database, folder)
     with database.reading() as connection:
-        assert revision.current(connection) == "0002"
+        assert revision.current(connection) == "0003"
         assert "later" not in inspect(connection).get_table_names()
     database.close()
 
@@ -209,7 +231,7 @@ def test_sql_can_be_written_without_a_database() -> None:
 
 def test_field_65_two_heads_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     assert migrate.head()
-    folder = scripts_with(tmp_path, r0003="pass", r0004="pass")
+    folder = scripts_with(tmp_path, r0004="pass", r0005="pass")
     with pytest.raises(StoreError, match="more than one head"):
         revision.head(folder)
     file = tmp_path / "store.sqlite"

@@ -164,7 +164,16 @@ RECORDS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
         "facts": st.dictionaries(NAMES, st.one_of(INTEGERS, FLOATS, TEXT), max_size=4),
         "seams": several(st.builds(SeamRow, step=COUNTS, node=TEXT, op=TEXT, reason=TEXT, path=TEXT, detail=TEXT)),
         "keys": several(
-            st.builds(KeyBytes, key=TEXT, nbytes=COUNTS, hits=COUNTS, retained=COUNTS, bypassed=COUNTS, evicted=COUNTS)
+            st.builds(
+                KeyBytes,
+                key=TEXT,
+                nbytes=COUNTS,
+                hits=COUNTS,
+                retained=COUNTS,
+                bypassed=COUNTS,
+                evicted=COUNTS,
+                staged=COUNTS,
+            )
         ),
         "equations": several(
             st.builds(
