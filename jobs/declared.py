@@ -34,7 +34,7 @@ def remedy(manifest: Manifest, base: ArmPlan, cell: str, row: MetricRow) -> str:
     """What to do about a regressed row; empty where the outcome's own remedy says it."""
     if _is_proposed(manifest, cell, row):
         return MERGE_FIRST
-    if base.source.startswith("git:"):
+    if base.source.startswith("git:") and not any(row.self_declared for row in manifest.expectations):
         return DECLARE_IN_BASE
     return ""
 

@@ -49,6 +49,8 @@ def test_with_a_git_ref_as_base_the_next_step_says_where_to_declare(documents: A
     doc = more_segments(documents)
     arms = tuple(a.model_copy(update={"source": "git:main"} if a.role == "base" else {}) for a in doc.manifest.arms)
     assert "merge that into base first" in judged(doc, arms=arms).next_step
+    on_disk = SEGMENTS.model_copy(update={"metric": "fallbacks", "self_declared": True})  # outside base's repository
+    assert "into base" not in judged(doc, arms=arms, expectations=(on_disk,)).next_step
 
 
 @pytest.mark.parametrize(
