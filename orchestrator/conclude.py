@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.errors import SpecError
 from jobs.judge import judge, stamped
 from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
 from jobs.verdict import Verdict
 from orchestrator.version import harness_version
-from reports.render import remove_pages, render, write_html
+from reports.render import is_ours, remove_pages, render, write_html
 
 PAGE, COMMENT, DOCUMENT = "index.html", "comment.md", "verdict.json"
 
@@ -38,21 +40,28 @@ def judge_sweep(store: Store, sweep_id: str) -> Verdict:
     return verdict
 
 
-def make_folder(out: Path) -> None:
-    """Make folder `out`. Raises OSError when it cannot be made or written: at once, not after hours of runs."""
+def make_folder(out: Path, reports: Sequence[str] = (PAGE, COMMENT, DOCUMENT)) -> None:
+    """Make folder `out` for these reports, at once and not after hours of runs.
+
+    Raises OSError when it cannot be made or written, SpecError where somebody else's file would be replaced.
+    """
     out.mkdir(parents=True, exist_ok=True)
     if not os.access(out, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(out))
+    for report in (out / name for name in reports):
+        if os.path.lexists(report) and not (report.is_file() and is_ours(report)):
+            raise SpecError(f"--out {out}: {report.name} there is no report of ours", "name another folder")
 
 
 def withdraw_reports(out: Path) -> None:
     """Remove an earlier sweep's reports from folder `out`, so that none can be taken for that of a run that fails.
 
-    Raises OSError when one cannot be removed.
+    Somebody else's files stay. Raises OSError when one cannot be removed.
     """
     remove_pages(out)
-    for name in (PAGE, COMMENT, DOCUMENT):
-        (out / name).unlink(missing_ok=True)
+    for report in (out / COMMENT, out / DOCUMENT):
+        if report.is_file() and is_ours(report):
+            report.unlink()
 
 
 def write_reports(store: Store, sweep_id: str, verdict: Verdict, out: Path) -> Concluded:

@@ -87,13 +87,17 @@ def remove_pages(out_dir: Path) -> None:
     Raises OSError when one cannot be removed.
     """
     for page in (out_dir / "index.html", *(out_dir / "cells").glob("*.html")):
-        if page.is_file() and not page.is_symlink() and _is_ours(page):
+        if page.is_file() and not page.is_symlink() and is_ours(page):
             page.unlink()
 
 
-def _is_ours(page: Path) -> bool:
-    with page.open("rb") as stream:
-        return _GENERATOR.encode() in stream.read(_HEAD_BYTES)
+def is_ours(report: Path) -> bool:
+    """Whether a file says that it is a page, a comment or a verdict of ours. Raises OSError."""
+    if report.suffix == ".json":  # sorted by name, so the word is not near the beginning
+        return b'"schema":"assay.verdict/' in report.read_bytes()
+    with report.open("rb") as stream:
+        head = stream.read(_HEAD_BYTES)
+    return (_GENERATOR if report.suffix == ".html" else "<!-- assay:").encode() in head
 
 
 # ---- comment -----------------------------------------------------------------------------------------------------

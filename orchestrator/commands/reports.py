@@ -22,6 +22,7 @@ from orchestrator.commands.terminal import (
     say_json,
     settings_for,
 )
+from orchestrator.conclude import PAGE, make_folder
 from reports.explain import explain as explain_cell
 from reports.explain import find_cell
 from reports.render import LimitTooSmall, render, write_html
@@ -63,6 +64,7 @@ def report(
     finally:
         opened.close()
     if form is Form.html and out is not None:
+        make_folder(out, (PAGE,))
         say(str(write_html(verdict, out, doc=given)))
         return
     try:

@@ -59,6 +59,13 @@ def failed(capsys: pytest.CaptureFixture[str], code: int, *words: str) -> str:
     return lines[0].removeprefix("error: ")
 
 
+OUR_REPORTS = {
+    "index.html": '<meta name="generator" content="assay">',
+    "comment.md": "<!-- assay:sweep=x -->",
+    "verdict.json": '{"sweep":"x","schema":"assay.verdict/1"}',
+}
+
+
 def sweep_file(here: Path, old: str = "", new: str = "") -> str:
     assert old in SWEEP
     (here / "sweep.yaml").write_text(SWEEP.replace(old, new, 1) if old else SWEEP)
@@ -91,14 +98,26 @@ def test_a_sweep_that_is_not_there_is_a_usage_error(here: Path, capsys: pytest.C
 
 
 def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("index.html", "comment.md", "verdict.json", "notes.txt"):
-        (here / "out").mkdir(exist_ok=True)
-        (here / "out" / name).write_text("PASS")
+    (here / "out").mkdir()
+    for name, text in {**OUR_REPORTS, "notes.txt": "mine"}.items():
+        (here / "out" / name).write_text(text)
     failed(capsys, 2, "run", "absent.yaml", "--resume", "--out", "out")
     failed(capsys, 2, "run", "absent.yaml", "--dry-run", "--out", "out")
     assert len(list((here / "out").iterdir())) == 4
     failed(capsys, 2, "run", "absent.yaml", "--out", "out")
     assert [path.name for path in (here / "out").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize("name", OUR_REPORTS)
+def test_somebody_elses_file_is_neither_removed_nor_replaced(
+    here: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """As in a user's own folder of pages, which an empty --out names too."""
+    (here / name).write_text("mine")
+    message = failed(capsys, 2, "run", sweep_file(here), "--out", "")
+    assert f"{name} there is no report of ours (name another folder)" in message
+    assert (here / name).read_text() == "mine"
+    assert "no id begins with 'swp_'" in failed(capsys, 2, "gate", "swp_"), "nothing was submitted"
 
 
 def test_a_report_folder_that_cannot_be_is_refused_before_anything_runs(

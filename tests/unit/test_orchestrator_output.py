@@ -122,6 +122,9 @@ def test_out_that_cannot_be_is_named_with_a_remedy(judged: str, capsys: pytest.C
         line = fails(capsys, 2, "report", judged, "--format", "html", "--out", out)
         assert line == f"error: --out {out}: file is no folder (name the folder to write into)"
     assert "file: " in fails(capsys, 4, "report", judged, "--out", "file/x")
+    Path("index.html").write_text("mine")
+    assert "index.html there is no report" in fails(capsys, 2, "report", judged, "--format", "html", "--out", ".")
+    assert Path("index.html").read_text() == "mine"
     assert "--out" in fails(capsys, 2, "run", "nowhere.yaml", "--out", "file")
     assert Path("file").read_text() == "x"
 
