@@ -37,7 +37,7 @@ chaos: setup ## kill processes at named points and resume: part of test-full, al
 	$(PYTEST) tests/e2e/test_e2e_kill_points.py
 
 hazards: setup ## decode tiny and sample models under the happens-before checker: policy, budget, capture, layout, schedule
-	$(PYTEST) tests/unit/test_engine_hazards_matrix.py
+	$(PYTEST) --dist worksteal tests/unit/test_engine_hazards_matrix.py
 
 lint: setup ## ruff, mypy, import contracts, one migration head
 	$(BIN)/ruff check .
