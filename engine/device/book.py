@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from engine.counters import Tally
 from engine.device.base import H200, Branch, Event, Granule, Launch, Placed, Profile, Recorded, Tag
-from engine.device.recording import Act, Dead, HostGraph, Mark, Recording, Staged, Wait
+from engine.device.recording import Act, Dead, Mark, Recorder, Staged, Wait
 from engine.device.spans import Spans
 from engine.errors import DeviceFailure
 from engine.kv_layout import Placement
@@ -73,7 +73,7 @@ class Reads:
 Bound = TypeVar("Bound")
 
 
-class BookedDevice(ABC, Generic[Bound]):
+class BookedDevice(Recorder, ABC, Generic[Bound]):
     """A device on the host without its bytes; implements every verb of `Device` on hooks that hold them."""
 
     kind: str
@@ -94,7 +94,6 @@ class BookedDevice(ABC, Generic[Bound]):
         self._ranges: dict[tuple[int, int], int] = {}  # address and size of host bytes -> key
         self._sizes: dict[int, int] = {}  # the same, address -> size
         self._starts: list[int] = []  # of those ranges, ascending
-        self._recording: Recording | None = None
         self._bound: dict[Launch, tuple[tuple[Launch, Reads, Bound], ...]] = {}  # sequence by sequence
 
     # -- what the device on top says of bytes
@@ -242,6 +241,7 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes in; a copy from a known range leaves that key there, any other leaves nobody."""
+        self._check_closed("copy_in")
         self._fill_from(address, source, self.whole(source))
 
     def stage(self, address: int, source: NDArray[Any]) -> None:
@@ -264,16 +264,8 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def sync(self, event: Event) -> None:
         """Count a wait of the host."""
-        if self._recording is not None:
-            raise DeviceFailure("the host waits while a capture is open")
+        self._check_closed("sync")
         self.tally.add("host_syncs")
-
-    def _record(self, act: Act) -> bool:
-        """Whether a capture is open and took it."""
-        if self._recording is None:
-            return False
-        self._recording.add(act)
-        return True
 
     def _fill_from(self, address: int, source: NDArray[Any], tag: Tag | None) -> None:
         flat = source.reshape(-1).view(np.uint8)
@@ -288,6 +280,7 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         """Copy device bytes to another place on the device: they are read and written, at the memory's rate."""
+        self._check_closed("copy_within")
         here, there = self._range(source, nbytes, "copy from"), self._range(target, nbytes, "copy to")
         self._copy(*here, *there, nbytes)
         there[0].spans.drop(target, target + nbytes)
@@ -296,6 +289,7 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def copy_out(self, address: int, nbytes: int) -> bytes:
         """Read device bytes on the host."""
+        self._check_closed("copy_out")
         region, offset = self._range(address, nbytes, "copy from")
         self.tally.add("host_syncs")
         return self._get(region, offset, nbytes)
@@ -307,6 +301,7 @@ class BookedDevice(ABC, Generic[Bound]):
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set device bytes; a range that held a key no longer does."""
+        self._check_closed("fill")
         region, offset = self._range(address, nbytes, "fill of")
         self._set(region, offset, nbytes, byte)
         region.spans.drop(address, address + nbytes)
@@ -324,24 +319,9 @@ class BookedDevice(ABC, Generic[Bound]):
         self._model(self.profile.launch_ns)
         self._run(launch)
 
-    def begin_capture(self) -> None:
-        """Open a recording."""
-        if self._recording is not None:
-            raise DeviceFailure("a capture is open already")
-        self._recording = Recording()
-
-    def end_capture(self) -> HostGraph:
-        """Close the recording."""
-        if self._recording is None:
-            raise DeviceFailure("no capture is open")
-        recording, self._recording = self._recording, None
-        return recording.close()
-
     def replay(self, graph: Recorded) -> None:
         """Run a recording once, against what is mapped now."""
-        if not isinstance(graph, HostGraph) or self._recording is not None:
-            raise DeviceFailure("a replay needs a recording of this device and no open capture")
-        for act in graph.acts:
+        for act in self._acts_of(graph):
             self.run_node(act)
 
     def run_node(self, act: Act) -> None:

@@ -26,7 +26,7 @@ from engine.device.cuda_card import find_card
 from engine.device.cuda_driver import call
 from engine.device.cuda_graph import CudaGraph
 from engine.device.cuda_host import HostMemory
-from engine.device.recording import Act, Mark, Recording, Staged, Wait
+from engine.device.recording import Act, Mark, Recording, Staged, Wait, check_closed
 from engine.errors import BadRequest, DeviceFailure, EngineError, UnsupportedModel
 from engine.kernels.cuda import NoForm, Prepared, argument, prepare
 from engine.plan import Step
@@ -184,6 +184,7 @@ class CudaDevice:
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes in, after all work before; from a known range it is weight traffic."""
+        check_closed(self._recording, "copy_in")
         if not source.nbytes:
             return
         pinned = self._ranges.get((source.ctypes.data, source.nbytes))
@@ -229,13 +230,13 @@ class CudaDevice:
 
     def sync(self, event: Event) -> None:
         """The host waits for an event."""
-        if self._recording is not None:
-            raise DeviceFailure("the host waits while a capture is open")
+        check_closed(self._recording, "sync")
         call(self._driver.cuEventSynchronize, event.handle)
         self.tally.add("host_syncs")
 
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         """Copy device bytes to another place on the device, after all work before."""
+        check_closed(self._recording, "copy_within")
         if nbytes:
             call(self._driver.cuMemcpyDtoDAsync, target, source, nbytes, self._stream)
             self._busy.add("compute")
@@ -244,6 +245,7 @@ class CudaDevice:
 
     def copy_out(self, address: int, nbytes: int) -> bytes:
         """Read device bytes on the host, after all work before. Raises DeviceFailure for a fault found meanwhile."""
+        check_closed(self._recording, "copy_out")
         out = self._staging if nbytes <= _STAGING_BYTES else np.empty(nbytes, np.uint8)
         call(self._driver.cuMemcpyDtoHAsync, out.ctypes.data, address, nbytes, self._stream)
         self._wait()
@@ -254,6 +256,7 @@ class CudaDevice:
 
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set device bytes."""
+        check_closed(self._recording, "fill")
         if nbytes:
             call(self._driver.cuMemsetD8Async, address, byte, nbytes, self._stream)
             self._busy.add("compute")

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from engine.device.base import Branch, Event, Launch
+from engine.device.base import Branch, Event, Launch, Recorded
 from engine.errors import DeviceFailure
 
 
@@ -98,3 +98,44 @@ class Recording:
     def _check_entered(self, branch: Branch) -> None:
         if branch == "copy" and not self._entered:
             raise DeviceFailure("the copy branch has not entered the capture: it must wait for a mark of it first")
+
+
+def check_closed(recording: Recording | None, verb: str) -> None:
+    """Raises DeviceFailure while a capture is open: what the verb does at once would not be done in a replay."""
+    if recording is not None:
+        raise DeviceFailure(f"{verb} while a capture is open: a graph would not repeat it")
+
+
+class Recorder:
+    """The part of a host's device that opens a capture, fills it and closes it; what it would not repeat is refused."""
+
+    _recording: Recording | None = None
+
+    def begin_capture(self) -> None:
+        """Open a recording. Raises DeviceFailure while one is open."""
+        if self._recording is not None:
+            raise DeviceFailure("a capture is open already")
+        self._recording = Recording()
+
+    def end_capture(self) -> HostGraph:
+        """Close the recording. Raises DeviceFailure where none is open."""
+        if self._recording is None:
+            raise DeviceFailure("no capture is open")
+        recording, self._recording = self._recording, None
+        return recording.close()
+
+    def _acts_of(self, graph: Recorded) -> tuple[Act, ...]:
+        """What a replay of the graph runs. Raises DeviceFailure for another device's, or while a capture is open."""
+        if not isinstance(graph, HostGraph) or self._recording is not None:
+            raise DeviceFailure("a replay needs a recording of this device and no open capture")
+        return graph.acts
+
+    def _record(self, act: Act) -> bool:
+        """Whether a capture is open and took it."""
+        if self._recording is None:
+            return False
+        self._recording.add(act)
+        return True
+
+    def _check_closed(self, verb: str) -> None:
+        check_closed(self._recording, verb)

@@ -19,7 +19,7 @@ from engine import kernels
 from engine.device.base import Branch, Event, Granule, Launch, Placed, Recorded
 from engine.device.book import BookedDevice
 from engine.device.hazards import COMPUTE, COPY, GRAPH, HOST, Hazards, Use
-from engine.device.recording import Act, Dead, HostGraph, Mark, Recording, Staged, Wait
+from engine.device.recording import Act, Dead, Mark, Recorder, Staged, Wait
 from engine.device.schedule import Schedule, Task
 from engine.device.shadow import LINES
 from engine.errors import DeviceFailure
@@ -32,7 +32,7 @@ _Point = tuple[Task, tuple[int, ...]]
 """An event: the task that reaches it, and the clock there."""
 
 
-class ScheduledDevice:
+class ScheduledDevice(Recorder):
     """`inner` under a schedule and a checker; implements `Device`."""
 
     def __init__(self, inner: BookedDevice[Any], schedule: Schedule, hazards: Hazards) -> None:
@@ -41,7 +41,6 @@ class ScheduledDevice:
         self.granule_bytes, self.profile, self.tally = inner.granule_bytes, inner.profile, inner.tally
         self._points: WeakKeyDictionary[Event, _Point] = WeakKeyDictionary()
         self._words: dict[int, NDArray[Any]] = {}  # controls as they will be when all that was asked for has run
-        self._recording: Recording | None = None
 
     # -- what the host does at once
 
@@ -188,28 +187,14 @@ class ScheduledDevice:
         if not self._record(Wait(branch, event)):
             self._wait(_BRANCHES[branch], self._points[event])
 
-    def begin_capture(self) -> None:
-        """Open a recording."""
-        if self._recording is not None:
-            raise DeviceFailure("a capture is open already")
-        self._recording = Recording()
-
-    def end_capture(self) -> HostGraph:
-        """Close the recording."""
-        if self._recording is None:
-            raise DeviceFailure("no capture is open")
-        recording, self._recording = self._recording, None
-        return recording.close()
-
     def replay(self, graph: Recorded) -> None:
         """Run a recording once, against what is mapped when its nodes run."""
-        if not isinstance(graph, HostGraph) or self._recording is not None:
-            raise DeviceFailure("a replay needs a recording of this device and no open capture")
+        acts = self._acts_of(graph)
         self.hazards.replay()
         start = self._mark(COMPUTE)
         self._wait(GRAPH, start)
         points: dict[Event, _Point] = {}
-        for act in graph.acts:
+        for act in acts:
             match act:
                 case Mark(event):
                     points[event] = self._mark(_IN_GRAPH[event.branch])
@@ -236,16 +221,6 @@ class ScheduledDevice:
         task, clock = point
         self.schedule.ask(LINES[line], lambda: None, task)
         self.hazards.wait(line, clock)
-
-    def _record(self, act: Act) -> bool:
-        if self._recording is None:
-            return False
-        self._recording.add(act)
-        return True
-
-    def _check_closed(self, verb: str) -> None:
-        if self._recording is not None:
-            raise DeviceFailure(f"{verb} while a capture is open: a graph would not repeat it")
 
     # -- what work uses
 

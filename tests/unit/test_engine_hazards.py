@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from engine.device.base import Launch, Placed
+from engine.device.base import Device, Launch, Placed
+from engine.device.plan_only import PlanDevice
 from engine.device.schedule import ORDERS, Order
 from engine.device.scheduled import ScheduledDevice
+from engine.device.sim import SimDevice
 from engine.errors import DeviceFailure
 from engine.plan import Operand, Ref, Step
 from tests.unit.engine_scheduled import G, Undrained, kinds, scheduled
@@ -288,15 +291,23 @@ def test_order_is_passed_on_through_another_branch_and_the_host() -> None:
     assert ring.device.hazards.total == 0
 
 
-@pytest.mark.parametrize("verb", ["copy_out", "copy_in", "fill", "alloc", "free", "map", "unmap", "sync"])
-def test_what_a_graph_would_not_repeat_is_refused_in_a_capture(verb: str) -> None:
-    device = scheduled()
+HOST_ACTS = ("alloc", "free", "map", "unmap")
+"""Refused where every use is checked; a device alone does them at once, as a card does."""
+COPIES = ("copy_out", "copy_in", "copy_within", "fill", "sync")
+
+
+@pytest.mark.parametrize(
+    ("make", "verb"), [*product([scheduled], (*COPIES, *HOST_ACTS)), *product([SimDevice, PlanDevice], COPIES)]
+)
+def test_what_a_graph_would_not_repeat_is_refused_in_a_capture(make: Callable[[], Device], verb: str) -> None:
+    device = make()
     slot, base, event = device.alloc(8, "x"), device.reserve(G), device.mark("compute")
     granule = device.create()
     device.begin_capture()
     acts: dict[str, Callable[[], object]] = {
         "copy_out": lambda: device.copy_out(slot, 8),
         "copy_in": lambda: device.copy_in(slot, A[:8]),
+        "copy_within": lambda: device.copy_within(slot, slot + 4, 4),
         "fill": lambda: device.fill(slot, 8, 0),
         "alloc": lambda: device.alloc(8, "y"),
         "free": lambda: device.free(slot),
