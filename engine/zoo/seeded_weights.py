@@ -8,6 +8,7 @@ its last norm has both signs, or every id would answer itself. Votes come on top
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from functools import cache, cached_property
 from typing import Any
@@ -120,7 +121,7 @@ class SeededHead:
         return np.argsort(drawn.rows(np.arange(self.vocabulary))[:, 0], kind="stable")
 
 
-class SeededBody:
+class SeededBody(ABC):
     """What all decoders of a seed share: norms, projections, the head, and how it is peaked."""
 
     def __init__(
@@ -144,9 +145,9 @@ class SeededBody:
         """Whether head and embedding are one table."""
         return self.head.tied
 
+    @abstractmethod
     def blocks(self, body: Any) -> Blocks:
         """The blocks between embedding and head, on these weights in one of their forms."""
-        raise NotImplementedError
 
     @property
     def block_names(self) -> list[str]:
@@ -170,9 +171,9 @@ class SeededBody:
         """Head rows before any vote, at scale 1, of a tied table."""
         return Held(self.head.base_table)
 
+    @abstractmethod
     def shape(self, name: str) -> tuple[int, int, float]:
         """Rows, columns and gain of a projection."""
-        raise NotImplementedError
 
     def embedding(self) -> Seeded:
         """The untied table."""

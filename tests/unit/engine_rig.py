@@ -37,6 +37,8 @@ from engine.zoo import build
 
 TINY_PROMPT = (1, 17, 42, 99)
 TINY_GRANULE = 4096
+Trace = list[tuple[int, float, bytes]]
+"""Of each token of a sequence: id, gap and the bytes of its logits."""
 
 
 def build_tiny(into: Path) -> Path:
@@ -190,6 +192,18 @@ class Bench:
         self.pager.close()
         self.kv.close()
         self.pool.close()
+
+
+def traces(bench: Bench, prompts: Sequence[Sequence[int]], chunk: int = 64, steps: int = 6) -> list[Trace]:
+    """What each sequence of a batch is: its prompt in chunks, then so many steps."""
+    bench.decoder.reset()
+    emitted = bench.decoder.prefill(prompts, chunk)
+    rows = [len(prompt) % chunk or chunk for prompt in prompts]
+    found = [[(e.token, e.gap, bench.decoder.logits(rows[s], s)[-1].tobytes())] for s, e in enumerate(emitted)]
+    for _ in range(steps):
+        for s, e in enumerate(bench.decoder.step()):
+            found[s].append((e.token, e.gap, bench.decoder.logits(1, s).tobytes()))
+    return found
 
 
 def edited(source: Path, into: Path, edit: Callable[[onnx.ModelProto], None]) -> Path:

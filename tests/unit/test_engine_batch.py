@@ -21,7 +21,7 @@ from engine.graph import Graph
 from engine.kv_layout import LAYOUTS, Placement
 from engine.onnx_load import load
 from engine.paging.arena import minimum_budget
-from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, reconfigured, run
+from tests.unit.engine_rig import TINY_PROMPT, Bench, Trace, build_tiny, reconfigured, run, traces
 
 G = 4096
 LENGTHS = (1, 7, 64, 20)
@@ -34,7 +34,6 @@ SAMPLES = {
     "window": "gemma2-int4-cpu",
     "packed": "phi3-int4-cuda",
 }
-Trace = list[tuple[int, float, bytes]]
 
 
 @pytest.fixture(scope="module")
@@ -65,18 +64,6 @@ def ragged(vocabulary: int, lengths: Sequence[int] = LENGTHS) -> list[list[int]]
 
 def bench_of(graph: Graph, prompts: Sequence[Sequence[int]], chunk: int = CHUNK, **settings: Any) -> Bench:
     return Bench(graph, rows=sorted(chunk_rows(prompts, chunk)), sequences=len(prompts), **settings)
-
-
-def traces(bench: Bench, prompts: Sequence[Sequence[int]], chunk: int = CHUNK, steps: int = STEPS) -> list[Trace]:
-    """Id, gap and the bytes of the logits of every token, sequence by sequence."""
-    bench.decoder.reset()
-    emitted = bench.decoder.prefill(prompts, chunk)
-    rows = [len(prompt) % chunk or chunk for prompt in prompts]
-    found = [[(e.token, e.gap, bench.decoder.logits(rows[s], s)[-1].tobytes())] for s, e in enumerate(emitted)]
-    for _ in range(steps):
-        for s, e in enumerate(bench.decoder.step()):
-            found[s].append((e.token, e.gap, bench.decoder.logits(1, s).tobytes()))
-    return found
 
 
 def alone(graph: Graph, prompts: Sequence[Sequence[int]], steps: int = STEPS) -> list[Trace]:

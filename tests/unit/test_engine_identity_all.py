@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from engine.graph import Graph
 from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
 from engine.paging.arena import minimum_budget
-from tests.unit.engine_rig import Bench
+from tests.unit.engine_rig import Bench, traces
 from tests.unit.test_engine_golden import OWN
 
 LENGTHS = (1, 5, 20, 12)
@@ -25,7 +24,6 @@ GRANULES = (4096, 16384, 65536)
 CHUNKS = (max(LENGTHS), 8, 1)
 LEAST_BUCKETS = (8, 64)
 """The first grows in the prompt and while it decodes, the second never."""
-Trace = list[tuple[int, float, bytes]]
 
 
 @pytest.fixture(scope="module", params=OWN)
@@ -43,18 +41,6 @@ def ragged(vocabulary: int) -> list[list[int]]:
     return [[int(i) for i in drawn.integers(0, vocabulary, n)] for n in LENGTHS]
 
 
-def traces(bench: Bench, prompts: Sequence[Sequence[int]], chunk: int) -> list[Trace]:
-    """Id, gap and the bytes of the logits of every token, sequence by sequence."""
-    bench.decoder.reset()
-    emitted = bench.decoder.prefill(prompts, chunk)
-    rows = [len(prompt) % chunk or chunk for prompt in prompts]
-    found = [[(e.token, e.gap, bench.decoder.logits(rows[s], s)[-1].tobytes())] for s, e in enumerate(emitted)]
-    for _ in range(STEPS):
-        for s, e in enumerate(bench.decoder.step()):
-            found[s].append((e.token, e.gap, bench.decoder.logits(1, s).tobytes()))
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_no_bit_feels_layout_capture_residency_policy_granule_growth_chunk_batch_or_generation(graph: Graph) -> None:
@@ -62,7 +48,7 @@ def test_no_bit_feels_layout_capture_residency_policy_granule_growth_chunk_batch
     prompts = ragged(graph.info.vocabulary)
     whole = {n for p in prompts for n in chunk_rows([p], max(LENGTHS))}
     single = Bench(graph, capture=False, rows=sorted(whole))
-    expected = [traces(single, [prompt], max(LENGTHS))[0] for prompt in prompts]
+    expected = [traces(single, [prompt], max(LENGTHS), STEPS)[0] for prompt in prompts]
     cases = product(LAYOUTS, (True, False), (None, *POLICIES))
     for turn, (layout, capture, policy) in enumerate(cases):
         granule, chunk = GRANULES[turn % len(GRANULES)], CHUNKS[turn // 2 % len(CHUNKS)]
@@ -80,7 +66,7 @@ def test_no_bit_feels_layout_capture_residency_policy_granule_growth_chunk_batch
             sequences=len(prompts),
         )
         for generation in range(GENERATIONS):
-            found = traces(bench, prompts, chunk)
+            found = traces(bench, prompts, chunk, STEPS)
             assert found == expected, (layout, capture, policy, granule, chunk, least, generation)
         assert bool(bench.tally.read().get("page_ins", 0)) == (policy is not None)
         bench.close()
