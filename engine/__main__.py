@@ -15,10 +15,10 @@ from typing import Any, NoReturn
 from engine import PROTOCOL
 from engine.commands import conformance, hazards, logits, oracle, plan
 from engine.commands.ids import add_prompt, prompts_of
-from engine.config import CONFIG_NAMES, DEVICES, POLICIES, RunRequest, parse_request, read_request
+from engine.commands.settings import add_settings, settings_of
+from engine.config import DEVICES, RunRequest, parse_request, read_request
 from engine.errors import SHOWN_REASONS, BadRequest, EngineError
 from engine.journal import Collected, Emit, to_fd
-from engine.kv_layout import LAYOUTS
 from engine.plain import plain, plain_lines
 from engine.run import execute
 from engine.show import show
@@ -62,22 +62,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--control-fd", type=int, help="end when this file descriptor closes")
     run.add_argument("--model", help="model folder")
     add_prompt(run, several=True)
-    run.add_argument("--batch", type=int, help="sequences side by side; they take the prompts in turn")
     run.add_argument("--tokens", type=int, default=32)
     run.add_argument("--generations", type=int, default=1)
     run.add_argument("--warmups", type=int, default=0)
     run.add_argument("--ignore-eos", action="store_true")
     run.add_argument("--device", default="auto", help=f"one of {', '.join(DEVICES)}")
-    run.add_argument("--weight-budget", help='bytes, or a share of all weights such as "50%%"')
-    run.add_argument("--vram-limit", type=int, help="bytes for weights, KV cache and workspace together")
-    run.add_argument("--policy", help=f"one of {', '.join(POLICIES)}")
-    run.add_argument("--capture", choices=("on", "off"))
-    run.add_argument("--granule", type=int, help="granule of the simulated device in bytes, a power of two")
-    run.add_argument("--prefill-chunk", type=int, help="most prompt tokens in one forward pass")
-    run.add_argument("--kv-capacity", type=int, help="positions that the KV cache may grow to")
-    run.add_argument("--kv-layout", help=f"one of {', '.join(LAYOUTS)}")
-    run.add_argument("--kv-min-bucket", type=int, help="positions of the smallest KV cache")
-    run.add_argument("--prefix-reuse", choices=("on", "off"), help="keep what a prompt shares with what is cached")
+    add_settings(run)
     run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
     run.add_argument("--routing", metavar="FILE|seed:N", help="experts that a plan-only run asks for")
     run.add_argument("--routing-out", metavar="FILE", help="record the experts that a full run asks for")
@@ -136,16 +126,6 @@ def _text(model: Path, ids: list[int]) -> str | None:
 def _from_options(arguments: argparse.Namespace) -> RunRequest:
     if not arguments.model:
         raise BadRequest("--model is missing", "give the model's folder")
-    config: dict[str, Any] = {
-        name: getattr(arguments, name)
-        for name in CONFIG_NAMES & vars(arguments).keys() - {"weight_budget", "capture", "prefix_reuse"}
-        if getattr(arguments, name) is not None
-    }
-    if arguments.weight_budget is not None:
-        config["weight_budget"] = _whole(arguments.weight_budget)
-    for name in ("capture", "prefix_reuse"):
-        if getattr(arguments, name) is not None:
-            config[name] = getattr(arguments, name) == "on"
     first, *further = prompts_of(arguments)
     return parse_request(
         {
@@ -161,16 +141,9 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
             "arithmetic": "none" if arguments.plan_only else "full",
             "routing": arguments.routing,
             "routing_out": arguments.routing_out,
-            "config": config,
+            "config": settings_of(arguments),
         }
     )
-
-
-def _whole(text: str) -> int | str:
-    try:
-        return int(text)
-    except ValueError:
-        return text
 
 
 def _check_fd(name: str, fd: int | None) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 from engine import PROTOCOL
 from engine.commands.ids import add_prompt, prompts_of
-from engine.config import POLICIES, RunRequest, parse_request
+from engine.commands.settings import add_settings, settings_of
+from engine.config import RunRequest, parse_request
 from engine.device.base import Device
 from engine.device.book import BookedDevice
 from engine.device.hazards import Hazards
@@ -22,7 +23,6 @@ from engine.errors import BadRequest, DeviceFailure, NonFiniteLogits
 from engine.forced import check_fed
 from engine.generate import Progress, generate
 from engine.graph import Graph
-from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
 from engine.plain import plain_lines
 from engine.plan import Plan
@@ -33,7 +33,6 @@ FOUND = 1
 """Exit code where a schedule had a hazard, changed a token, failed, or checked nothing."""
 SCHEDULES = "early,late,random:5"
 _SAME = {True: "same", False: "DIFFERENT", None: "not computed"}
-_CONFIG = ("policy", "vram_limit", "granule", "prefill_chunk", "kv_capacity", "kv_layout", "kv_min_bucket", "batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,19 +54,10 @@ def add(commands: Any) -> None:
     parser.set_defaults(command=run)
     parser.add_argument("--model", required=True, help="model folder")
     add_prompt(parser, several=True)
-    parser.add_argument("--batch", type=int, help="sequences side by side; they take the prompts in turn")
     parser.add_argument("--tokens", type=int, default=8)
     parser.add_argument("--generations", type=int, default=3)
     parser.add_argument("--schedules", default=SCHEDULES, help=f"such as {SCHEDULES}; random:N is N seeds")
-    parser.add_argument("--weight-budget", help='bytes, or a share of all weights such as "50%%"')
-    parser.add_argument("--vram-limit", type=int, help="bytes for weights, KV cache and workspace together")
-    parser.add_argument("--policy", help=f"one of {', '.join(POLICIES)}")
-    parser.add_argument("--capture", choices=("on", "off"), default="on")
-    parser.add_argument("--granule", type=int, help="granule in bytes, a power of two")
-    parser.add_argument("--prefill-chunk", type=int, help="most prompt tokens in one forward pass")
-    parser.add_argument("--kv-capacity", type=int, help="positions that the KV cache may grow to")
-    parser.add_argument("--kv-layout", help=f"one of {', '.join(LAYOUTS)}")
-    parser.add_argument("--kv-min-bucket", type=int, help="positions of the smallest KV cache")
+    add_settings(parser, but=("prefix_reuse",))
     parser.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
     parser.add_argument("--routing", metavar="FILE|seed:N", help="experts that a plan-only run asks for")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -159,10 +149,6 @@ def _schedules(text: str) -> list[Schedule]:
 
 
 def _request(arguments: argparse.Namespace) -> RunRequest:
-    config = {name: getattr(arguments, name) for name in _CONFIG if getattr(arguments, name) is not None}
-    budget = arguments.weight_budget
-    if budget is not None:
-        config["weight_budget"] = int(budget) if budget.isdecimal() else budget
     first, *further = prompts_of(arguments)
     return parse_request(
         {
@@ -176,7 +162,7 @@ def _request(arguments: argparse.Namespace) -> RunRequest:
             "device": "sim",
             "arithmetic": "none" if arguments.plan_only else "full",
             "routing": arguments.routing,
-            "config": {**config, "capture": arguments.capture == "on"},
+            "config": settings_of(arguments),
         }
     )
 

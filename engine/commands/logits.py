@@ -11,15 +11,13 @@ import numpy as np
 
 from engine import PROTOCOL
 from engine.commands.ids import add_forced, add_prompt, forced_of, prompt_of
-from engine.config import DEVICES, POLICIES, parse_request
+from engine.commands.settings import add_settings, settings_of
+from engine.config import DEVICES, parse_request
 from engine.errors import OutOfMemory
 from engine.forced import check_fed, force, save
-from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
 from engine.out_file import check_out
 from engine.plain import plain_lines
-
-_CONFIG = ("granule", "weight_budget", "vram_limit", "policy", "kv_capacity", "kv_layout", "kv_min_bucket")
 
 
 def add(commands: Any) -> None:
@@ -34,14 +32,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--out", required=True, type=Path, help="file for the arrays logits, prompt_ids, forced_ids")
     parser.add_argument("--dtype", choices=("native", "fp32"), default="native", help="fp32: KV cache in float32 too")
     parser.add_argument("--device", default="auto", help=f"one of {', '.join(DEVICES)}")
-    parser.add_argument("--granule", type=int, help="granule of the simulated device in bytes, a power of two")
-    parser.add_argument("--weight-budget", help='bytes, or a share of all weights such as "50%%"')
-    parser.add_argument("--vram-limit", type=int, help="bytes for weights, KV cache and workspace together")
-    parser.add_argument("--policy", help=f"one of {', '.join(POLICIES)}")
-    parser.add_argument("--capture", choices=("on", "off"), default="on")
-    parser.add_argument("--kv-capacity", type=int, help="positions that the KV cache may grow to")
-    parser.add_argument("--kv-layout", help=f"one of {', '.join(LAYOUTS)}")
-    parser.add_argument("--kv-min-bucket", type=int, help="positions of the smallest KV cache")
+    add_settings(parser, but=("prefill_chunk", "prefix_reuse", "batch"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -49,9 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Compute, write, and say what was written."""
     check_out(arguments.out)
     prompt, forced = prompt_of(arguments), forced_of(arguments)
-    config = {name: getattr(arguments, name) for name in _CONFIG if getattr(arguments, name) is not None}
-    if config.get("weight_budget", "").isdigit():
-        config["weight_budget"] = int(config["weight_budget"])
     request = parse_request(
         {
             "protocol": PROTOCOL,
@@ -59,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
             "prompt_ids": prompt,
             "tokens": len(forced) + 1,
             "device": arguments.device,
-            "config": {**config, "capture": arguments.capture == "on"},
+            "config": settings_of(arguments),
         }
     )
     graph = load(request.model)

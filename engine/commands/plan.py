@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from engine.bind import lower
-from engine.config import POLICIES, check
+from engine.commands.settings import add_settings, settings_of
+from engine.config import check
 from engine.errors import BadRequest
 from engine.graph import sources
 from engine.kv_layout import layout_floors
@@ -26,9 +27,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(command=run)
     parser.add_argument("--model", required=True, help="model folder; a hollow one will do")
     parser.add_argument("--rows", type=int, default=1, help="tokens that go in: 1 is the decode step")
-    parser.add_argument("--weight-budget", help='bytes, or a share of all weights such as "50%%"')
-    parser.add_argument("--policy", help=f"one of {', '.join(POLICIES)}")
-    parser.add_argument("--granule", type=int, help="granule of the simulated device in bytes, a power of two")
+    add_settings(parser, only=("weight_budget", "policy", "granule"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -36,12 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan, look, and print."""
     if arguments.rows < 1:
         raise BadRequest(f"--rows is {arguments.rows}", "give a whole number from 1")
-    config: dict[str, Any] = {
-        n: getattr(arguments, n) for n in ("policy", "granule") if getattr(arguments, n) is not None
-    }
-    if arguments.weight_budget is not None:
-        config["weight_budget"] = _budget(arguments.weight_budget)
-    checked = check(config)
+    checked = check(settings_of(arguments))
     graph = load(Path(arguments.model), hollow=True)
     context = graph.info.context_length
     if context is not None and arguments.rows > context:
@@ -54,13 +48,6 @@ def run(arguments: argparse.Namespace) -> int:
     document["kv_layouts"] = [asdict(f) for f in layout_floors(plan.kv, context, granule)] if context else []
     print(json.dumps(document) if arguments.json else plain_lines(text_of(document)))
     return 0
-
-
-def _budget(text: str) -> int | str:
-    try:
-        return int(text)
-    except ValueError:
-        return text  # a share, or refused with what else
 
 
 def text_of(d: dict[str, Any]) -> str:
