@@ -16,7 +16,9 @@ from engine.errors import BadRequest
 from engine.kv_layout import LAYOUTS, LEAST_BUCKET_TOKENS
 from engine.model_files import can_be_path
 
-POLICIES = ("stable", "lru", "stable_slot", "size_first", "staging")
+POLICIES = ("stable", "lru", "stable_slot", "size_first", "staging", "zero_copy")
+HOST_POLICIES = frozenset({"staging", "zero_copy"})
+"""Policies that no card serves yet: they have run on the devices of the host alone."""
 DEVICES = ("auto", "sim", "cuda")
 ARITHMETIC = ("full", "none")
 """`none`: a plan-only run, in which pager, ledger and capture are real and nothing is computed."""

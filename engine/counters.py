@@ -42,7 +42,7 @@ _ROWS: tuple[Counter, ...] = (
         "loaded_keys", "count", "activity", "plan", "neutral", "keys brought in at load, where all fit", "loaded_bytes"
     ),
     Counter("loaded_bytes", "bytes", "activity", "plan", "neutral", "bytes of keys brought in at load"),
-    Counter("touches", "count", "activity", "plan", "neutral", "one step reading one key; equals hits + page_ins"),
+    Counter("touches", "count", "activity", "plan", "neutral", "one step reading one key"),
     Counter("hits", "count", "activity", "plan", "neutral", "touches served by a resident key", "hit_bytes"),
     Counter("hit_bytes", "bytes", "activity", "plan", "higher", "bytes of keys over hits"),
     Counter("page_ins", "count", "activity", "plan", "neutral", "touches filled by copy", "htod_bytes"),
@@ -56,6 +56,17 @@ _ROWS: tuple[Counter, ...] = (
     Counter("staged_bytes", "bytes", "activity", "plan", "neutral", "bytes through the ring"),
     Counter("ring_waits", "count", "activity", "plan", "lower", "copies that waited for a ring slot"),
     Counter("htod_bytes", "bytes", "activity", "plan", "lower", "weight bytes copied from host to device"),
+    Counter(
+        "zero_copy_reads",
+        "count",
+        "activity",
+        "plan",
+        "neutral",
+        "touches of a key that was read in place, over the link: neither hits nor page-ins",
+        "zero_copy_bytes",
+    ),
+    Counter("zero_copy_bytes", "bytes", "activity", "plan", "lower", "bytes of those keys, once a touch"),
+    Counter("zero_copy_binds", "count", "gauge", "plan", "neutral", "keys whose host memory the device reads in place"),
     Counter("evictions", "count", "activity", "plan", "neutral", "retained keys removed", "evicted_bytes"),
     Counter("evicted_bytes", "bytes", "activity", "plan", "neutral", "bytes of evicted keys"),
     Counter("admission_no_progress", "count", "activity", "plan", "neutral", "evictions that freed no granule"),
@@ -110,6 +121,14 @@ _ROWS: tuple[Counter, ...] = (
     # device verbs
     Counter(
         "device_htod_bytes", "bytes", "activity", "device", "lower", "weight bytes the device's own copy verb moved"
+    ),
+    Counter(
+        "device_zero_copy_bytes",
+        "bytes",
+        "activity",
+        "device",
+        "lower",
+        "weight bytes that the device's own launches read over the link",
     ),
     Counter(
         "device_dtod_bytes", "bytes", "activity", "device", "lower", "bytes the device's own inner copy verb moved"

@@ -42,6 +42,8 @@ class Sums:
     evicted: int
     staged: int = 0
     staged_bytes: int = 0
+    in_place: int = 0
+    in_place_bytes: int = 0
     routed_bytes: int | None = None
     """By bank of experts; None where there is none, or nobody knows what was asked for."""
 
@@ -58,7 +60,13 @@ def evaluate(
         return int(facts[name])
 
     rows = [
-        Equation("W1", "hits + page_ins == touches", "==", c("hits") + c("page_ins"), c("touches")),
+        Equation(
+            "W1",
+            "hits + page_ins + reads in place == touches",
+            "==",
+            c("hits") + c("page_ins") + c("zero_copy_reads"),
+            c("touches"),
+        ),
         Equation(
             "W1p",
             "touches == touches_per_step * forward_steps",
@@ -77,6 +85,7 @@ def evaluate(
         Equation("W2r", "retained == sum over keys", "==", c("retained_page_ins"), sums.retained),
         Equation("W2b", "bypassed == sum over keys", "==", c("bypassed_page_ins"), sums.bypassed),
         Equation("W2s", "staged == sum over keys", "==", c("staged_page_ins"), sums.staged),
+        Equation("W2z", "reads in place == sum over keys", "==", c("zero_copy_reads"), sums.in_place),
         Equation("W2e", "evictions == sum over keys", "==", c("evictions"), sums.evicted),
         Equation(
             "W3",
@@ -87,9 +96,9 @@ def evaluate(
         ),
         Equation(
             "W4",
-            "hit_bytes + htod_bytes == requested bytes",
+            "hit_bytes + htod_bytes + bytes read in place == requested bytes",
             "==",
-            c("hit_bytes") + c("htod_bytes"),
+            c("hit_bytes") + c("htod_bytes") + c("zero_copy_bytes"),
             f("requested_bytes_per_step") * c("forward_steps"),
         ),
         Equation(
@@ -101,12 +110,20 @@ def evaluate(
         ),
         Equation("W7", "bypassed bytes == sum over keys", "==", c("bypassed_page_in_bytes"), sums.bypassed_bytes),
         Equation("W7s", "staged bytes == sum over keys", "==", c("staged_bytes"), sums.staged_bytes),
+        Equation("W7z", "bytes read in place == sum over keys", "==", c("zero_copy_bytes"), sums.in_place_bytes),
         Equation(
             "W10",
             "device's own copied bytes == loaded_bytes + htod_bytes",
             "==",
             c("device_htod_bytes"),
             c("loaded_bytes") + c("htod_bytes"),
+        ),
+        Equation(
+            "W10z",
+            "device's own bytes read over the link == bytes read in place",
+            "==",
+            c("device_zero_copy_bytes"),
+            c("zero_copy_bytes"),
         ),
         Equation("W11", "weights mapped at peak <= capacity", "<=", f("peak_weight_mapped_bytes"), f("capacity_bytes")),
         Equation("W12", "ledger faults == 0", "==", sum(c(n) for n in _FAULTS), 0),
@@ -184,6 +201,18 @@ def evaluate(
         calls = c("vmm_calls_steady") + c("alloc_calls_steady")
         rows.append(Equation("S3", "staging: VMM calls and allocations in steady state == 0", "==", calls, 0))
         rows.append(Equation("S4", "staging: evictions == 0", "==", c("evictions"), 0))
+    if "zero_copy_bytes_per_step" in facts:
+        in_place = f("zero_copy_bytes_per_step") * c("forward_steps")
+        rows += [
+            Equation(
+                "Z1",
+                "zero_copy_bytes == zero_copy_bytes_per_step * forward_steps",
+                "==",
+                c("zero_copy_bytes"),
+                in_place,
+            ),
+            Equation("Z2", "zero copy: nothing is copied, nothing evicted", "==", c("page_ins") + c("evictions"), 0),
+        ]
     if f("resident") == 1:
         rows.append(Equation("W13", "all fits: page_ins == 0", "==", c("page_ins"), 0))
         rows.append(Equation("W13l", "all fits: loaded_keys == keys", "==", c("loaded_keys"), f("keys")))

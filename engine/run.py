@@ -11,7 +11,7 @@ from typing import Any
 import engine
 from engine.batch import Prompts, chunk_rows, fixed_bytes
 from engine.bind import lower
-from engine.config import RunRequest, cards_can_be_called, parse_share
+from engine.config import HOST_POLICIES, RunRequest, cards_can_be_called, parse_share
 from engine.counters import COUNTERS, Tally
 from engine.decode import Decoder
 from engine.device.base import Device
@@ -25,9 +25,8 @@ from engine.journal import Emit
 from engine.kv import KvCache
 from engine.kv_layout import Buckets, Forecast, forecast
 from engine.onnx_load import load, recorded_digest
-from engine.paging.arena import minimum_budget
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.residency import Residency, make_pager
+from engine.paging.residency import Residency, least_budget, make_pager
 from engine.plan import Plan
 from engine.prefix import check_no_states
 from engine.routed import given_for, record
@@ -133,8 +132,8 @@ def set_up(
 ) -> Setup:
     """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small."""
     config = request.config
-    if config.policy == "staging" and device.kind == "cuda":
-        raise BadRequest("policy 'staging' is not served on a card", "use stable_slot there, or --device sim")
+    if config.policy in HOST_POLICIES and device.kind == "cuda":
+        raise BadRequest(f"policy {config.policy!r} is not served on a card", "use stable_slot there, or --device sim")
     positions = [len(prompt) + request.tokens - 1 for prompt in request.prompts]
     plan = plans[1]
     fixed = fixed_bytes(plans, len(positions))
@@ -177,7 +176,7 @@ def _budget(request: RunRequest, plan: Plan, fixed_bytes: int, granule: int) -> 
     if config.vram_limit is None:
         return budget
     left = config.vram_limit - fixed_bytes
-    least = minimum_budget(plan, granule)
+    least = least_budget(plan, config.policy, granule)
     if left < least:
         raise Refused(
             f"vram limit {config.vram_limit} bytes leaves {max(left, 0)} for weights beside {fixed_bytes} for KV "
@@ -234,6 +233,8 @@ def _report(
         bypassed_bytes=sum(t.bypassed * k.nbytes for k, t in traffic),
         staged=sum(t.staged for _, t in traffic),
         staged_bytes=sum(t.staged * k.nbytes for k, t in traffic),
+        in_place=sum(t.in_place for _, t in traffic),
+        in_place_bytes=sum(t.in_place * k.nbytes for k, t in traffic),
         evicted=sum(t.evicted for _, t in traffic),
         routed_bytes=routing.asked_bytes if routing.banks and routing.is_known else None,
     )

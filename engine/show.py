@@ -68,18 +68,20 @@ def _result(result: dict[str, Any]) -> list[str]:
     c, f = result["counters"], result["facts"]
     tokens = f["measured_tokens"]
     hits, misses = c.get("hits"), c.get("page_ins")
-    per_token = c["htod_bytes"] / tokens
+    link_bytes = c["htod_bytes"] + c["zero_copy_bytes"]
+    per_token = link_bytes / tokens
     floor = f["floor_bytes_per_token"]
     rows = [
         f"bound by: {f['bound_by']}",
         f"weights: {_pick(f, 'weight_bytes', 'keys', 'largest_key', 'largest_key_bytes', 'budget_bytes')} "
         f"{_pick(f, 'capacity_bytes')}",
         f"weight_offload_cache: {_pick(c, 'page_ins', 'hits', 'evictions', 'bypassed_page_ins')} "
-        f"hit_rate={_share(hits, hits + misses)} "
-        f"byte_hit_rate={_share(c['hit_bytes'], c['hit_bytes'] + c['htod_bytes'])} "
+        f"hit_rate={_share(hits, hits + misses + c['zero_copy_reads'])} "
+        f"byte_hit_rate={_share(c['hit_bytes'], c['hit_bytes'] + link_bytes)} "
         f"bypassed_share_by_count={_share(c['bypassed_page_ins'], misses)} "
         f"bypassed_share_by_bytes={_share(c['bypassed_page_in_bytes'], c['htod_bytes'])}",
-        f"weight_offload_amortization: emitted_tokens={tokens} htod_bytes_per_token={per_token:.1f} "
+        f"weight_offload_amortization: emitted_tokens={tokens} htod_bytes_per_token={c['htod_bytes'] / tokens:.1f} "
+        f"zero_copy_bytes_per_token={c['zero_copy_bytes'] / tokens:.1f} link_bytes_per_token={per_token:.1f} "
         f"floor_bytes_per_token={floor} over_floor_bytes={per_token - floor:.1f} "
         f"ratio_to_floor={f'{per_token / floor:.3f}' if floor else 'n/a'}",
         f"floors_per_token: link_ms={floor / f['link_bytes_per_s'] * 1e3:.3f} "
@@ -97,6 +99,9 @@ def _result(result: dict[str, Any]) -> list[str]:
     ]
     if "ring_slots" in f:
         rows.append(_staging(c, f))
+    if "zero_copy_bytes_per_step" in f:
+        of_pass = _pick(f, "resident_set_bytes", "zero_copy_bytes_per_step")
+        rows.append(f"zero_copy: {of_pass} {_pick(c, 'zero_copy_binds', 'zero_copy_reads', 'zero_copy_bytes')}")
     if f.get("bank_bytes_per_step"):
         per_step = _pick(f, "routed_bytes_per_token", "bank_bytes_per_step")
         rows.append(f"experts: {_pick(c, 'routed_experts', 'routed_bytes')} {per_step}")

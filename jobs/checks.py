@@ -11,8 +11,8 @@ from typing import Literal
 from engine.counters import COUNTERS
 from engine.errors import EXIT_KINDS
 from jobs import expressions
-from jobs.gates import CLOSING
-from jobs.metrics import is_finite
+from jobs.gates import CLOSING, TOUCHES, TOUCHES_IN_PLACE
+from jobs.metrics import NOT_RECORDED, is_finite
 from jobs.model import (
     ArmPlan,
     AttemptFact,
@@ -187,7 +187,9 @@ def evaluate_equations(
     found = [_restated(equation) for equation in record.equations]
     if keeps_all and not record.equations:
         found.append(Evaluated("the engine's own equations", None, False, "not evaluated: the run states none"))
+    in_place = not isinstance(values.get("zero_copy_reads", NOT_RECORDED), Missing)
     for text in CLOSING:
+        text = TOUCHES_IN_PLACE if in_place and text == TOUCHES else text
         closed = _equation(f"recomputed: {text}", text, values)
         if closed.equation or keeps_all:
             found.append(closed)

@@ -45,8 +45,12 @@ CAPTURE_LOST = "capture is lost: base runs its steps from a graph and head does 
 CAPTURE_VARIES = "the arms differ in capture on purpose"
 CAPTURE_GAINED = "base runs no step from a graph, so there is nothing to compare with"
 
+TOUCHES = "hits + page_ins == touches"
+TOUCHES_IN_PLACE = "hits + page_ins + zero_copy_reads == touches"
+"""The same of an engine that records reads in place, over the link: they are neither hits nor page-ins."""
+
 CLOSING: tuple[str, ...] = (
-    "hits + page_ins == touches",
+    TOUCHES,
     "page_ins == retained_page_ins + bypassed_page_ins + staged_page_ins",
     "htod_bytes == retained_bytes + bypassed_page_in_bytes + staged_bytes",
     "htod_bytes == device_htod_bytes",

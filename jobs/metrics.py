@@ -157,6 +157,12 @@ def _htod_bytes_per_token(run: Sources) -> Reading:
     return _quotient(run.counter("htod_bytes"), run.tokens, "no token was given out")
 
 
+@_metric("link_bytes_per_token", "bytes/token", "lower", exact=True)
+def _link_bytes_per_token(run: Sources) -> Reading:
+    """Weight bytes that came over the link for each token given out: copied, or read in place by a kernel."""
+    return _quotient(_link_bytes(run), run.tokens, "no token was given out")
+
+
 @_metric("page_ins_per_token", "count/token", "neutral", exact=True)
 def _page_ins_per_token(run: Sources) -> Reading:
     """Touches filled by a copy, for each token given out."""
@@ -167,14 +173,15 @@ def _page_ins_per_token(run: Sources) -> Reading:
 def _byte_hit_rate(run: Sources) -> Reading:
     """Bytes served by resident keys, of all bytes touched."""
     hit = run.counter("hit_bytes")
-    return _quotient(hit, _sum(hit, run.counter("htod_bytes")), "no weight was touched")
+    return _quotient(hit, _sum(hit, _link_bytes(run)), "no weight was touched")
 
 
 @_metric("count_hit_rate", "ratio", "higher", exact=True)
 def _count_hit_rate(run: Sources) -> Reading:
     """Touches served by resident keys, of all touches; hides what the bytes say when keys differ in size."""
     hits = run.counter("hits")
-    return _quotient(hits, _sum(hits, run.counter("page_ins")), "no weight was touched")
+    others = _in_place(run, "zero_copy_reads", run.counter("page_ins"))
+    return _quotient(hits, _sum(hits, others), "no weight was touched")
 
 
 @_metric("bypassed_byte_share", "ratio", "lower", exact=True)
@@ -191,8 +198,8 @@ def _bypassed_count_share(run: Sources) -> Reading:
 
 @_metric("floor_bytes_per_token", "bytes/token", "neutral", exact=True)
 def _floor_bytes_per_token(run: Sources) -> Reading:
-    """Least bytes that any policy must copy for one token: W less the capacity (the whole granules of the budget),
-    over the batch."""
+    """Least bytes that any policy must bring over the link for one token: W less the capacity (the whole granules of
+    the budget), over the batch."""
     weights, capacity = run.fact("weight_bytes"), run.fact("capacity_bytes")
     if isinstance(weights, Missing) or isinstance(capacity, Missing):
         return run.fact("floor_bytes_per_token")
@@ -202,8 +209,8 @@ def _floor_bytes_per_token(run: Sources) -> Reading:
 
 @_metric("floor_distance_bytes", "bytes/token", "lower", exact=True)
 def _floor_distance_bytes(run: Sources) -> Reading:
-    """Bytes copied for one token above the floor."""
-    copied, floor = _htod_bytes_per_token(run), _floor_bytes_per_token(run)
+    """Bytes over the link for one token above the floor."""
+    copied, floor = _link_bytes_per_token(run), _floor_bytes_per_token(run)
     if isinstance(copied, Missing):
         return copied
     return floor if isinstance(floor, Missing) else copied - floor
@@ -211,8 +218,8 @@ def _floor_distance_bytes(run: Sources) -> Reading:
 
 @_metric("floor_ratio", "ratio", "lower", exact=True)
 def _floor_ratio(run: Sources) -> Reading:
-    """Bytes copied for one token, over the floor."""
-    return _quotient(_htod_bytes_per_token(run), _floor_bytes_per_token(run), "the floor is zero")
+    """Bytes over the link for one token, over the floor."""
+    return _quotient(_link_bytes_per_token(run), _floor_bytes_per_token(run), "the floor is zero")
 
 
 @_metric("modelled_ms_per_token", "ms/token", "lower", exact=True)
@@ -251,6 +258,15 @@ def _sum(left: Reading, right: Reading) -> Reading:
     if isinstance(left, Missing):
         return left
     return right if isinstance(right, Missing) else left + right
+
+
+def _link_bytes(run: Sources) -> Reading:
+    return _in_place(run, "zero_copy_bytes", run.counter("htod_bytes"))
+
+
+def _in_place(run: Sources, name: str, copied: Reading) -> Reading:
+    """`copied` and what was read in place; an engine without such a counter reads nothing in place."""
+    return _sum(copied, run.counter(name)) if name in run.counters else copied
 
 
 def _quotient(part: Reading, whole: Reading, when_zero: str) -> Reading:

@@ -34,7 +34,15 @@ WIDTH: Final = 100
 TABLE_WIDTH: Final = 120
 _NARROWEST: Final = 16
 _BAR_WIDTH: Final = 40
-_SHADES: Final = {"hit": "█", "retained": "▓", "bypassed": "▒", "staged": "░", "floor": "█", "above": "░"}
+_SHADES: Final = {
+    "hit": "█",
+    "retained": "▓",
+    "bypassed": "▒",
+    "staged": "░",
+    "in_place": "▚",
+    "floor": "█",
+    "above": "░",
+}
 
 
 def section(part: Section, *, folded: bool) -> str:

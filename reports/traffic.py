@@ -31,6 +31,7 @@ PARTS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ("retained", "copied and kept", "retained_page_ins", "retained_bytes"),
     ("bypassed", "copied and not kept", "bypassed_page_ins", "bypassed_page_in_bytes"),
     ("staged", "streamed through the ring", "staged_page_ins", "staged_bytes"),
+    ("in_place", "read in place over the link", "zero_copy_reads", "zero_copy_bytes"),
 )
 """Kind, words, count, byte twin: where a touch was served from."""
 
@@ -55,6 +56,8 @@ class Traffic:
     role: str
     config: str
     figures: dict[str, Value]
+    link_bytes_per_token: Value
+    """Copied, or read in place."""
     weight_bytes: Value
     budget_bytes: Value
     capacity_bytes: Value
@@ -78,6 +81,7 @@ def build(arm: ArmView) -> Traffic:
         role=arm.role,
         config=", ".join(f"{name}={setting(value)}" for name, value in sorted(arm.config.items())),
         figures=figures,
+        link_bytes_per_token=_link(arm, figures["htod_bytes_per_token"]),
         weight_bytes=fact(arm, "weight_bytes"),
         budget_bytes=fact(arm, "budget_bytes"),
         capacity_bytes=fact(arm, "capacity_bytes"),
@@ -89,6 +93,12 @@ def build(arm: ArmView) -> Traffic:
         by_bytes=by_bytes,
         why=count_why or bytes_why,
     )
+
+
+def _link(arm: ArmView, copied: Value) -> Value:
+    """An engine that does not record it reads nothing in place."""
+    link = reading(arm, "link_bytes_per_token")
+    return copied if isinstance(link, Missing) else link
 
 
 def reading(arm: ArmView, name: str) -> Value:
@@ -143,7 +153,7 @@ def _parts(arm: ArmView, column: int) -> tuple[tuple[Part, ...], str]:
     for row in PARTS:
         value = reading(arm, row[column])
         if isinstance(value, Missing):
-            if row[0] == "staged":  # no ring, no ring counters: an engine without one has nothing to report
+            if row[0] in ("staged", "in_place"):  # an engine without such a policy has nothing to report
                 value = 0
             else:
                 return (), f"{row[column]}: {value.missing}"

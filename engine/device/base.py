@@ -23,19 +23,25 @@ class Profile:
     node_ns: float
     launch_ns: float
     map_ns: float
+    in_place_bytes_per_s: float
+    """Of a kernel that reads pinned host memory itself, from 32 blocks on."""
 
     def link_ns(self, nbytes: int) -> int:
         """Time over the link of so many bytes from host to device."""
         return round(nbytes / self.link_bytes_per_s * 1e9)
+
+    def in_place_ns(self, nbytes: int) -> int:
+        """Time in which a kernel reads so many bytes of host memory over the link."""
+        return round(nbytes / self.in_place_bytes_per_s * 1e9)
 
     def memory_ns(self, nbytes: int) -> int:
         """Time in which a kernel reads so many bytes."""
         return round(nbytes / self.memory_bytes_per_s * 1e9)
 
 
-H200 = Profile("h200-measured-2026-11-29", 55.4e9, 4343e9, 530.0, 5700.0, 27_400.0)
+H200 = Profile("h200-measured-2026-11-29", 55.4e9, 4343e9, 530.0, 5700.0, 27_400.0, 51e9)
 """One NVIDIA H200: pinned copy host to device in one piece, plain read by a kernel, node of a graph, launch from
-Python, map and set-access of a granule."""
+Python, map and set-access of a granule, kernel reading pinned host memory."""
 
 
 Branch = Literal["compute", "copy"]
@@ -168,6 +174,17 @@ class Device(Protocol):
 
     def host_range(self, key: int, source: NDArray[Any]) -> None:
         """Make a key's host bytes known as what weight copies read from; a card pins them."""
+        ...
+
+    def map_host(self, source: NDArray[Any]) -> int:
+        """Map a key's host bytes into the device's address space: where kernels read them in place, over the link.
+
+        They take no granule, and nothing may write there. Raises DeviceFailure for bytes of no known host range.
+        """
+        ...
+
+    def unmap_host(self, address: int) -> None:
+        """Take that mapping away, after all work."""
         ...
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:

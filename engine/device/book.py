@@ -31,12 +31,14 @@ _FIRST_ADDRESS = 1 << 44
 
 @dataclass(slots=True)
 class Region:
-    """A stretch of addresses: plain memory (`granules` None) or a reservation with one slot a granule."""
+    """A stretch of addresses: a reservation with one slot a granule, plain memory (`granules` None), or the host's."""
 
     address: int
     nbytes: int
     what: str
     granules: list[Granule | None] | None
+    host: NDArray[np.uint8] | None = None
+    """The bytes, where they are the host's own: read in place, and never written."""
     spans: Spans = field(default_factory=Spans)
 
     @property
@@ -62,6 +64,8 @@ class Reads:
 
     keys: tuple[KeyRead, ...]
     key_bytes: int
+    in_place_bytes: int
+    """Bytes of keys that stand in host memory."""
     caches: tuple[tuple[int, Placement], ...]
     """Address of each cache, and how it lies there."""
     rows: int
@@ -204,7 +208,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
     def plain(self, address: int) -> tuple[int, str]:
         """Size of the plain memory that starts there, and what it is for."""
         region = self._regions.get(address)
-        if region is None or region.granules is not None:
+        if region is None or region.granules is not None or region.host is not None:
             raise DeviceFailure(f"no plain memory starts at {address:#x}")
         return region.nbytes, region.what
 
@@ -239,6 +243,28 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
             return None
         return Tag(self._ranges[first, nbytes], start - first)
 
+    def map_host(self, source: NDArray[Any]) -> int:
+        """A region over the host's own bytes, which hold their key, whole."""
+        tag = self.whole(source)
+        if tag is None:
+            raise DeviceFailure("only a key's whole host bytes are mapped for the device")
+        flat = source.reshape(-1).view(np.uint8)
+        region = self._region(flat.nbytes, f"host bytes of key {tag.key}", None, flat)
+        region.spans.put(region.address, region.end, tag)
+        return region.address
+
+    def unmap_host(self, address: int) -> None:
+        """Take the region away; the host's bytes stay where they are."""
+        self.mapped_host(address)
+        self._forget(self._regions[address])
+
+    def mapped_host(self, address: int) -> tuple[int, str]:
+        """Size of the host memory that is mapped there, and what it is."""
+        region = self._regions.get(address)
+        if region is None or region.host is None:
+            raise DeviceFailure(f"no host memory is mapped at {address:#x}")
+        return region.nbytes, region.what
+
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes in; a copy from a known range leaves that key there, any other leaves nobody."""
         self._check_closed("copy_in")
@@ -269,7 +295,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
 
     def _fill_from(self, address: int, source: NDArray[Any], tag: Tag | None) -> None:
         flat = source.reshape(-1).view(np.uint8)
-        region, offset = self._range(address, flat.nbytes, "copy to")
+        region, offset = self._writable(address, flat.nbytes, "copy to")
         self._put(region, offset, flat)
         if tag is None:
             region.spans.drop(address, address + flat.nbytes)
@@ -281,7 +307,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
     def copy_within(self, target: int, source: int, nbytes: int) -> None:
         """Copy device bytes to another place on the device: they are read and written, at the memory's rate."""
         self._check_closed("copy_within")
-        here, there = self._range(source, nbytes, "copy from"), self._range(target, nbytes, "copy to")
+        here, there = self._range(source, nbytes, "copy from"), self._writable(target, nbytes, "copy to")
         self._copy(*here, *there, nbytes)
         there[0].spans.drop(target, target + nbytes)
         self.tally.add("device_dtod_bytes", nbytes)
@@ -302,7 +328,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
     def fill(self, address: int, nbytes: int, byte: int) -> None:
         """Set device bytes; a range that held a key no longer does."""
         self._check_closed("fill")
-        region, offset = self._range(address, nbytes, "fill of")
+        region, offset = self._writable(address, nbytes, "fill of")
         self._set(region, offset, nbytes, byte)
         region.spans.drop(address, address + nbytes)
 
@@ -349,7 +375,10 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         for read, tag in zip(reads.keys, tags, strict=True):
             if tag is None:  # no whole key: mapped at all?
                 self._range(read.start, read.end - read.start, f"{launch.step.node}: read of")
-        self._model(self.profile.memory_ns(reads.key_bytes))
+        self._model(self.profile.memory_ns(reads.key_bytes - reads.in_place_bytes))
+        if reads.in_place_bytes:
+            self.tally.add("device_zero_copy_bytes", reads.in_place_bytes)
+            self._model(self.profile.in_place_ns(reads.in_place_bytes))
         for one, own, bound in known:
             self._compute(one, bound, own, tags)
 
@@ -371,6 +400,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
                 for p in keys
             ),
             sum(p.nbytes for p in keys),
+            sum(p.nbytes for p in keys if self._find(p.address)[0].host is not None),
             caches,
             math.prod(by_name["query"].operand.ref.shape[:-1]) if caches else 0,
             by_name["length"] if caches else None,
@@ -378,8 +408,10 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
 
     # -- bookkeeping
 
-    def _region(self, nbytes: int, what: str, granules: list[Granule | None] | None) -> Region:
-        region = Region(self._next_address, nbytes, what, granules)
+    def _region(
+        self, nbytes: int, what: str, granules: list[Granule | None] | None, host: NDArray[np.uint8] | None = None
+    ) -> Region:
+        region = Region(self._next_address, nbytes, what, granules, host)
         span = -(-nbytes // self.granule_bytes) + 1  # one granule of nothing between regions catches overruns
         self._next_address += span * self.granule_bytes
         self._regions[region.address] = region
@@ -408,6 +440,12 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
             first, last = offset // self.granule_bytes, (offset + max(nbytes, 1) - 1) // self.granule_bytes
             if None in region.granules[first : last + 1]:
                 raise DeviceFailure(f"{what} {nbytes} bytes at {address:#x} touches unmapped addresses")
+        return region, offset
+
+    def _writable(self, address: int, nbytes: int, what: str) -> tuple[Region, int]:
+        region, offset = self._range(address, nbytes, what)
+        if region.host is not None:
+            raise DeviceFailure(f"{what} {nbytes} bytes at {address:#x} would write to {region.what}")
         return region, offset
 
     def _slot(self, address: int) -> tuple[Region, int]:

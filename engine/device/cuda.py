@@ -182,6 +182,14 @@ class CudaDevice:
             self._ranges[source.ctypes.data, source.nbytes] = self._host.pin(source)[0]
             insort(self._starts, (source.ctypes.data, source.nbytes))
 
+    def map_host(self, source: NDArray[Any]) -> int:
+        """Refused: no kernel of a card has read a key in place yet."""
+        raise DeviceFailure("a card does not read keys in host memory", "use a policy that copies, or --device sim")
+
+    def unmap_host(self, address: int) -> None:
+        """Nothing was ever mapped."""
+        raise DeviceFailure(f"no host memory is mapped at {address:#x}")
+
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes in, after all work before; from a known range it is weight traffic."""
         check_closed(self._recording, "copy_in")

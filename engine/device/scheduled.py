@@ -100,6 +100,24 @@ class ScheduledDevice(Recorder):
         """Make a key's host bytes known."""
         self.inner.host_range(key, source)
 
+    def map_host(self, source: NDArray[Any]) -> int:
+        """Map a key's host bytes: they are there at once, and filled."""
+        self._check_closed("map_host")
+        address = self.inner.map_host(source)
+        end = address + source.nbytes
+        self.hazards.appears("map_host", address, end, "host bytes")
+        fill = Use(address, end, tag=self.inner.whole(source))
+        self.hazards.work(HOST, "map_host", "host bytes", fills=(fill,))
+        return address
+
+    def unmap_host(self, address: int) -> None:
+        """Take a mapping of host bytes away, after all work."""
+        self._check_closed("unmap_host")
+        self.drain()
+        nbytes, what = self.inner.mapped_host(address)
+        self.inner.unmap_host(address)
+        self.hazards.goes("unmap_host", address, address + nbytes, what)
+
     def prepare(self, steps: Iterable[Step]) -> None:
         """Have ready what these steps run."""
         self.inner.prepare(steps)

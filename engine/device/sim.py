@@ -49,7 +49,7 @@ class SimDevice(BookedDevice[_Arrays]):
         self._decoded: dict[tuple[int, tuple[int, ...]], NDArray[Any]] = {}
 
     def _begin(self, region: Region) -> None:
-        self._bytes[region.address] = np.empty(region.nbytes, np.uint8)
+        self._bytes[region.address] = np.empty(region.nbytes, np.uint8) if region.host is None else region.host
 
     def _end(self, region: Region) -> None:
         del self._bytes[region.address]

@@ -46,7 +46,7 @@ def refuse_small(plan: Plan, views: Sequence[KeyView], capacity: int, budget: in
 
 
 def minimum_budget(plan: Plan, granule: int) -> int:
-    """The smallest weight budget, in bytes, that this plan runs under with any policy."""
+    """The smallest weight budget, in bytes, that this plan runs under with any policy that copies."""
     views = pack(plan.keys, granule)
     return _widest_step(views, [s.keys for s in plan.steps]) * granule
 

@@ -7,10 +7,12 @@ from typing import Protocol
 
 from engine.counters import Tally
 from engine.device.base import Device
+from engine.paging.arena import minimum_budget
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager
 from engine.paging.staging import StagedPager
 from engine.paging.traffic import KeyTraffic
+from engine.paging.zero_copy import ZeroCopyPager
 from engine.plan import Plan, Step
 
 
@@ -68,10 +70,17 @@ class Residency(Protocol):
         ...
 
 
+def least_budget(plan: Plan, policy: str, granule_bytes: int) -> int:
+    """The smallest weight budget, in bytes, that this plan runs under with a policy."""
+    return 0 if policy == "zero_copy" else minimum_budget(plan, granule_bytes)
+
+
 def make_pager(
     device: Device, plan: Plan, policy: str, budget_bytes: int | None, ledger: Ledger, pool: Pool, tally: Tally
 ) -> Residency:
-    """The pager of a policy. Raises Refused for a budget below the widest step."""
+    """The pager of a policy. Raises Refused for a budget below the policy's least."""
     if policy == "staging":
         return StagedPager(device, plan, budget_bytes, ledger, pool, tally)
+    if policy == "zero_copy":
+        return ZeroCopyPager(device, plan, budget_bytes, ledger, pool, tally)
     return Pager(device, plan, policy, budget_bytes, ledger, pool, tally)

@@ -12,9 +12,9 @@ from types import MappingProxyType
 
 from engine.counters import Tally
 from engine.device.base import Device, Event
-from engine.paging.arena import offsets, pack, refuse_small
+from engine.paging.arena import pack, refuse_small
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.policy import aligned
+from engine.paging.resident import ResidentSet
 from engine.paging.stream import Ring, StreamPlan, divide, schedule
 from engine.paging.traffic import KeyTraffic
 from engine.plan import Plan, Step
@@ -28,10 +28,8 @@ class StagedPager:
     ) -> None:
         self._device = device
         self._keys = plan.keys
-        self._ledger = ledger
-        self._pool = pool
         self._tally = tally
-        self._granule = granule = device.granule_bytes
+        granule = device.granule_bytes
         views = pack(plan.keys, granule)
         arena = max((v.last for v in views), default=-1) + 1
         capacity = arena if budget_bytes is None else min(arena, budget_bytes // granule)
@@ -40,23 +38,13 @@ class StagedPager:
         self.fits = arena <= capacity
         whole = Ring(frozenset(k.index for k in plan.keys), 0, 0, 0, 0, 0)
         self.ring = whole if self.fits else divide(plan, self.capacity_bytes, granule)
-        resident = [k for k in plan.keys if k.index in self.ring.resident]
-        starts = offsets(resident)
-        self._first_slot = starts[-1] + aligned(resident[-1].nbytes) if resident else 0
-        self._mapped = -(-(self._first_slot + self.ring.nbytes) // granule)
-        self._base = device.reserve(max(self._mapped, 1) * granule)
-        self._places = {k.index: self._base + at for k, at in zip(resident, starts, strict=True)}
+        self._set = ResidentSet(device, plan, self.ring.resident, self.ring.nbytes, ledger, pool, tally)
         for key in plan.keys:
             device.host_range(key.index, key.weight.data)
-        for i in range(self._mapped):
-            device.map(self._base + i * granule, pool.take())
-            ledger.charge("weights")
         self._streams: dict[int, StreamPlan] = {}  # by rows
         self._landing: dict[int, Event] = {}  # step -> what it has to wait for, in the order of the copies
         self.stream = self._of(plan)
-        self._resident = False
         self.traffic = [KeyTraffic() for _ in plan.keys]
-        self._publish()
 
     @property
     def facts(self) -> Mapping[str, int]:
@@ -67,7 +55,7 @@ class StagedPager:
                 "slot_bytes": self.ring.slot_bytes,
                 "ring_bytes": self.ring.nbytes,
                 "piece_bytes": self.ring.piece_bytes,
-                "resident_set_bytes": sum(self._keys[k].nbytes for k in self.ring.resident),
+                "resident_set_bytes": self._set.nbytes,
                 "unfilled_bytes": self.ring.unfilled_bytes,
                 "staged_bytes_per_step": self.stream.nbytes,
                 "ring_waits_per_step": self.stream.waits,
@@ -80,16 +68,11 @@ class StagedPager:
 
     def resident(self, key: int) -> bool:
         """Whether the key is in now, and stays."""
-        return self._resident and key in self._places
+        return self._set.loaded and key in self._set.places
 
     def preload(self) -> None:
         """Bring the resident set in before the first step: a load, not a page-in."""
-        for index, address in self._places.items():
-            self._device.copy_in(address, self._keys[index].weight.data)
-            self._tally.add("loaded_keys")
-            self._tally.add("loaded_bytes", self._keys[index].nbytes)
-        self._resident = True
-        self._publish()
+        self._set.load()
 
     def issue(self, plan: Plan, step: Step) -> None:
         """Just before a step: fork the copies whose slots its predecessors read last, then join those that it needs."""
@@ -131,7 +114,7 @@ class StagedPager:
                 self._tally.add("staged_bytes", nbytes)
                 self._tally.add("ring_waits", int(copy.issue_after >= 0))
             seen.add(key)
-            addresses.append(self._places[key] if copy is None else self._slot(copy.slot) + copy.slot_offset)
+            addresses.append(self._set.places[key] if copy is None else self._slot(copy.slot) + copy.slot_offset)
         return tuple(addresses)
 
     def release(self) -> None:
@@ -139,12 +122,7 @@ class StagedPager:
 
     def close(self) -> None:
         """Unmap everything and give addresses and granules back; the ledger must then stand at zero."""
-        self._resident = False
-        for i in range(self._mapped):
-            self._pool.give(self._device.unmap(self._base + i * self._granule))
-            self._ledger.refund("weights")
-        self._device.unreserve(self._base)
-        self._publish()
+        self._set.close()
 
     def _of(self, plan: Plan) -> StreamPlan:
         """The schedule of a plan's pass: its steps read the same keys in the same order, whatever the rows."""
@@ -154,10 +132,4 @@ class StagedPager:
         return known
 
     def _slot(self, slot: int) -> int:
-        return self._base + self._first_slot + slot * self.ring.slot_bytes
-
-    def _publish(self) -> None:
-        nbytes = sum(self._keys[k].nbytes for k in self._places) if self._resident else 0
-        self._tally.set("resident_keys", len(self._places) if self._resident else 0)
-        self._tally.set("content_resident_bytes", nbytes)
-        self._tally.high("peak_resident_bytes", nbytes)
+        return self._set.behind + slot * self.ring.slot_bytes

@@ -113,6 +113,13 @@ def divide(plan: Plan, capacity_bytes: int, granule_bytes: int) -> Ring:
     return Ring(frozenset(k for name in stays for k in records[name]), slots, slot, nbytes, piece, left - nbytes)
 
 
+def fullest(plan: Plan, capacity_bytes: int) -> frozenset[int]:
+    """The keys of the records of the most bytes that fit, small ones together; nothing else has to lie beside them."""
+    records = _records(plan)
+    sizes = {name: _width(plan, keys) for name, keys in records.items()}
+    return frozenset(k for name in _fullest(sizes, capacity_bytes, _SMALL_BYTES) for k in records[name])
+
+
 def schedule(plan: Plan, ring: Ring) -> StreamPlan:
     """The copies of one pass: steps in order, each step's streamed keys into the slot that is being filled.
 

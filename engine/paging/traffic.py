@@ -13,4 +13,5 @@ class KeyTraffic:
     retained: int = 0
     bypassed: int = 0
     staged: int = 0
+    in_place: int = 0
     evicted: int = 0

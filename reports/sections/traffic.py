@@ -154,7 +154,7 @@ def _bars(cell: CellView) -> list[Block]:
 
 
 def _floor_bars(cell: CellView) -> list[Block]:
-    arms = [(arm, arm.figures["htod_bytes_per_token"], arm.figures["floor_bytes_per_token"]) for arm in cell.traffic]
+    arms = [(arm, arm.link_bytes_per_token, arm.figures["floor_bytes_per_token"]) for arm in cell.traffic]
     known = [
         (arm, streamed, floor)
         for arm, streamed, floor in arms

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.accept, pytest.mark.timeout(1800)]
 
 BUDGETS = (None, "75%", "50%", "35%")
 CELLS = list(product(BUDGETS, POLICIES, (True, False)))
-REFUSED = [("25%", policy, True) for policy in POLICIES]
+REFUSED = [("25%", policy, True) for policy in POLICIES if policy != "zero_copy"]
 GENERATIONS = 3
 Cell = tuple[str | None, str, bool]
 
@@ -69,11 +69,12 @@ def check_counters(counters: dict[str, Any], cell: Cell) -> None:
         assert counters["page_ins"] == 0
         assert (counters["segments"], counters["seams"]) == ((1, 0) if capture else (0, 0))
         return
-    assert counters["htod_bytes"] > 0
+    assert counters["zero_copy_bytes" if policy == "zero_copy" else "htod_bytes"] > 0
+    assert counters["device_zero_copy_bytes"] == counters["zero_copy_bytes"]
     assert counters["device_htod_bytes"] == counters["htod_bytes"]
     if policy == "lru":
         assert counters["bypassed_page_ins"] == 0 and counters["evictions"] > 0
-    if policy in ("stable_slot", "staging"):
+    if policy in ("stable_slot", "staging", "zero_copy"):
         assert counters["evictions"] == 0 and counters["vmm_calls_steady"] == 0
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.bind import lower
-from engine.config import parse_request
+from engine.config import POLICIES, parse_request
 from engine.counters import Tally
 from engine.decode import Decoder, Emitted
 from engine.device.base import Device
@@ -37,6 +37,8 @@ from engine.zoo import build
 
 TINY_PROMPT = (1, 17, 42, 99)
 TINY_GRANULE = 4096
+COPYING = tuple(policy for policy in POLICIES if policy != "zero_copy")
+"""Policies that need room for the widest step: what is read in place needs none."""
 Trace = list[tuple[int, float, bytes]]
 """Of each token of a sequence: id, gap and the bytes of its logits."""
 
@@ -97,6 +99,11 @@ def run(model: Path, /, **changes: Any) -> Outcome:
     lines = Collected()
     now = iter(range(0, 1 << 62, 1000))
     return Outcome(execute(parse_request(request(model, **changes)), lines, lambda: next(now)), lines)
+
+
+def over_the_link(counters: Mapping[str, int | float]) -> int:
+    """Touches that were not served from device memory: copied, or read in place."""
+    return int(counters.get("page_ins", 0) + counters.get("zero_copy_reads", 0))
 
 
 class Bench:

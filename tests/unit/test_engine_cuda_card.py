@@ -11,7 +11,7 @@ import numpy as np
 import platformdirs
 import pytest
 
-from engine.config import POLICIES
+from engine.config import HOST_POLICIES, POLICIES
 from engine.counters import COUNTERS
 from engine.device import cuda, cuda_graph
 from engine.device.base import Device, Granule, Launch, Placed
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.gpu
 
 W = 111_617_280
 STEPS = 8
-SERVED = [policy for policy in POLICIES if policy != "staging"]
+SERVED = [policy for policy in POLICIES if policy not in HOST_POLICIES]
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"capture": False},

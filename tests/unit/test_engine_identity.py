@@ -14,7 +14,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from engine.config import POLICIES
 from engine.graph import Graph
 from engine.onnx_load import load
-from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, run
+from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, over_the_link, run
 
 STEPS = 10
 SHARES = (75, 50, 35)
@@ -67,7 +67,7 @@ def test_every_policy_and_budget_gives_the_same_bits_in_every_generation(
     for budget, capture in product(budgets(tiny), (True, False)):
         bench = Bench(tiny, budget=budget, policy=policy, granule=granule, capture=capture, rows=(len(TINY_PROMPT),))
         assert trace(bench, generations=3) == [resident] * 3, (budget, capture)
-        assert bench.tally.read()["page_ins"] > 0, "a run that pages nothing in proves nothing"
+        assert over_the_link(bench.tally.read()) > 0, "a run that pages nothing in proves nothing"
         bench.close()
 
 
@@ -77,7 +77,7 @@ def test_large_granules_over_small_weights(tiny: Graph, resident: Trace, policy:
     for granules in (2, 3):
         bench = Bench(tiny, budget=granules * 65536, policy=policy, granule=65536, rows=(len(TINY_PROMPT),))
         assert trace(bench, generations=2) == [resident] * 2
-        assert bench.tally.read()["page_ins"] > 0
+        assert over_the_link(bench.tally.read()) > 0
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 512])

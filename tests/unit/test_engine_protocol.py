@@ -339,7 +339,7 @@ def test_what_is_shown_to_a_person(tiny: Path, name: str) -> None:
     if outcome.code == 0:
         ids = outcome.streams[0][0]
         assert f"generated_token_ids: {' '.join(map(str, ids))}" in text
-        assert "equation W1: hits + page_ins == touches" in text and "BROKEN" not in text
+        assert "equation W1: hits + page_ins + reads in place == touches" in text and "BROKEN" not in text
         assert "config: policy=" in text and "source=default" in text
         assert "htod_bytes_per_token=" in text and "floor_bytes_per_token=" in text
     if name == "no capture":

@@ -12,7 +12,7 @@ from engine.config import POLICIES
 from engine.errors import NonFiniteLogits
 from engine.onnx_load import load
 from tests.unit.engine_child import parent
-from tests.unit.engine_rig import FRANCE_GREEDY, FRANCE_IDS, Bench, Outcome, run, smollm2
+from tests.unit.engine_rig import COPYING, FRANCE_GREEDY, FRANCE_IDS, Bench, Outcome, over_the_link, run, smollm2
 
 W = 111_617_280
 LARGEST = 28_311_552
@@ -46,7 +46,7 @@ def test_eight_ids(model: Path, config: dict[str, Any]) -> None:
     outcome = capital(model, tokens=8, config=config)
     assert outcome.streams[0][0] == list(FRANCE_GREEDY[:8])
     assert outcome.broken_equations() == []
-    assert (outcome.counters["page_ins"] > 0) == ("weight_budget" in config), "what streams must have streamed"
+    assert (over_the_link(outcome.counters) > 0) == ("weight_budget" in config), "what streams must have streamed"
     if config.get("capture", True):
         assert outcome.counters["captures"] == 1 and outcome.counters["replays"] == 5
 
@@ -70,7 +70,7 @@ def test_facts_of_the_real_model(model: Path) -> None:
     assert facts["largest_key"] == "lm_head.MatMul.weight_Q8"
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", COPYING)
 def test_a_quarter_is_below_the_largest_key_and_refused_with_both_numbers(model: Path, policy: str) -> None:
     outcome = capital(model, config={"weight_budget": "25%", "policy": policy})
     assert outcome.code == 13
