@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")
     run.add_argument("--routing", metavar="FILE|seed:N", help="experts that a plan-only run asks for")
     run.add_argument("--routing-out", metavar="FILE", help="record the experts that a full run asks for")
+    run.add_argument("--log-capture", action="store_true", help="say each decision of the capture planner on stderr")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
     for command in (plan, logits, oracle, hazards, conformance):
         command.add(commands)
@@ -104,6 +105,8 @@ def _print(lines: list[dict[str, Any]], request: RunRequest, as_json: bool) -> N
     else:
         print(plain_lines(show(lines, lambda ids: _text(request.model, ids))))
     for line in lines:
+        if line["type"] == "capture":
+            print(f"capture: {plain(line['decision'])}", file=sys.stderr)
         if line["type"] == "error":
             remedy = f" ({line['remedy']})" if line["remedy"] else ""
             print(f"error: {line['message']}{remedy}", file=sys.stderr)
@@ -141,6 +144,7 @@ def _from_options(arguments: argparse.Namespace) -> RunRequest:
             "arithmetic": "none" if arguments.plan_only else "full",
             "routing": arguments.routing,
             "routing_out": arguments.routing_out,
+            "log_capture": arguments.log_capture,
             "config": settings_of(arguments),
         }
     )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from engine.errors import UnsupportedModel
 from engine.graph import DTYPES, Graph, Node
 from engine.lower import Lowering, walk
 from engine.plan import KvGeometry, Operand, Plan, Ref, StateSpec
+from engine.symbols import classify, disqualified
 from engine.values import Ids, LoweredValue, Mask, Past, Positions, State, Tensor
 
 
@@ -66,7 +68,11 @@ def _finish(b: Lowering, graph: Graph) -> Plan:
     b.emit(advance, "advance", (Operand("length", length, "rw"),), {"rows": b.rows})
     p = b.close()
     assert b.kv is not None
-    return Plan(b.rows, p.steps, p.keys, p.constants, p.hosts, p.buffers, p.workspace_bytes, b.kv, b.states, logits.ref)
+    symbols = classify(graph)
+    grows = disqualified(graph, symbols)
+    steps = tuple(replace(s, grows=grows[s.node]) if s.node in grows else s for s in p.steps)
+    parts = (steps, p.keys, p.constants, p.hosts, p.buffers, p.workspace_bytes)
+    return Plan(b.rows, *parts, b.kv, b.states, logits.ref, symbols)
 
 
 def _kv_geometry(graph: Graph, unbound: dict[str, str]) -> KvGeometry | None:

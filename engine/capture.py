@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from engine.capture_rules import RULES, objection
 from engine.plan import Plan, SeamReason, Step
 
 _PATHS: dict[SeamReason, str] = {"HostControlFlowOrSequence": "host-seam"}
+_HOST = frozenset({"If", "Loop", "Scan"})
+"""Operators that the host carries out, with every operator of sequences."""
+_EVERY_RULE = frozenset(RULES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +58,30 @@ class CapturePlan:
         """Number of eager runs."""
         return sum(not s.captured for s in self.segments)
 
+    @property
+    def decline(self) -> str:
+        """Why no graph is recorded at all, of no step in particular; empty where one is."""
+        return "" if self.captured else f"nothing can be recorded: all {len(self.seams)} steps are seams"
 
-def cut(plan: Plan, steady: Callable[[int], bool]) -> CapturePlan:
+
+def cut(
+    plan: Plan,
+    steady: Callable[[int], bool],
+    rules: frozenset[str] = _EVERY_RULE,
+    warmed: Callable[[Step], bool] = lambda step: True,
+) -> CapturePlan:
     """Maximal runs of capturable steps.
 
     `steady(key)` says that a key is never evicted once in. A step that may have to page a key in cannot be recorded:
-    mapping granules is an act of the host that a graph does not repeat.
+    mapping granules is an act of the host that a graph does not repeat. `rules` are the capture rules in force.
+    `warmed(step)` says that its kernel has run before the recording; the decoder's warm step runs all of them.
     """
     segments: list[Segment] = []
     seams: list[Seam] = []
     run: list[Step] = []
     captured = True
     for step in plan.steps:
-        seam = _seam(step, steady, plan)
+        seam = _seam(step, steady, plan, rules, warmed)
         if seam is not None:
             seams.append(seam)
         if (seam is None) != captured and run:
@@ -78,10 +93,49 @@ def cut(plan: Plan, steady: Callable[[int], bool]) -> CapturePlan:
     return CapturePlan(tuple(segments), tuple(seams))
 
 
-def _seam(step: Step, steady: Callable[[int], bool], plan: Plan) -> Seam | None:
+def decisions(plan: Plan, capture: CapturePlan) -> Iterator[str]:
+    """What the planner decided, a line each: counts, symbols that grow or are pinned, then each seam's node and why."""
+    yield f"segments={capture.captured} seams={capture.seam_runs} seam_nodes={len(capture.seams)}"
+    if capture.decline:
+        yield f"declined: {capture.decline}"
+    yield from (f"symbol {name} grows: it {why}" for name, why in plan.symbols.growing.items())
+    yield from (f"symbol {name} is pinned: {what}" for name, what in plan.symbols.pinned.items())
+    for number, segment in enumerate(capture.segments, start=1):
+        if segment.captured:
+            first, last = segment.steps[0], segment.steps[-1]
+            yield f"part {number} [capture-region]: steps {first.index} to {last.index}, {len(segment.steps)} nodes"
+        else:
+            yield f"part {number} [eager]: steps {segment.steps[0].index} to {segment.steps[-1].index}"
+    for seam in capture.seams:
+        yield f"seam {seam.step.index} {seam.step.node} {seam.step.op} [{seam.path}] {seam.reason}: {seam.detail}"
+
+
+def _seam(
+    step: Step,
+    steady: Callable[[int], bool],
+    plan: Plan,
+    rules: frozenset[str],
+    warmed: Callable[[Step], bool],
+) -> Seam | None:
+    """The first reason that stands against a step, in the reference's order."""
     if step.reason is not None:
         return Seam(step, step.reason, step.detail)
     moving = [plan.keys[k].name for k in step.keys if not steady(k)]
     if moving:
         return Seam(step, "CaptureRecordingFailed", f"may page in {moving[0]}: mapping granules is not recorded")
-    return None
+    before = objection(step, rules)
+    if before is not None and before[0] == "CaptureRecordingFailed":
+        return Seam(step, *before)
+    name = step.op.rpartition("::")[2]
+    if name in _HOST or "Sequence" in name:
+        return Seam(step, "HostControlFlowOrSequence", f"{name} is carried out by the host")
+    shapes: tuple[tuple[bool, SeamReason], ...] = ((True, "UnresolvedOutputShape"), (False, "UnresolvedInputShape"))
+    for writes, reason in shapes:
+        open_ = [o for o in step.operands if (o.access == "w") is writes and any(d < 0 for d in o.ref.shape)]
+        if open_:
+            return Seam(step, reason, f"{open_[0].ref.name or open_[0].name} has the shape {list(open_[0].ref.shape)}")
+    if step.grows:
+        return Seam(step, "ClassifierDisqualified", step.grows)
+    if not warmed(step):
+        return Seam(step, "KernelNotWarmed", f"kernel {step.kernel} has not run in these shapes")
+    return None if before is None else Seam(step, *before)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine import PROTOCOL
+from engine.capture_rules import ALL, parse_rules
 from engine.errors import BadRequest
 from engine.kv_layout import LAYOUTS, LEAST_BUCKET_TOKENS
 from engine.model_files import can_be_path
@@ -25,7 +26,7 @@ ARITHMETIC = ("full", "none")
 CONFIG_NAMES = frozenset(
     {
         *("weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk"),
-        *("kv_capacity", "kv_layout", "kv_min_bucket", "prefix_reuse", "batch"),
+        *("kv_capacity", "kv_layout", "kv_min_bucket", "prefix_reuse", "batch", "capture_rules"),
     }
 )
 """Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
@@ -55,6 +56,7 @@ class EngineConfig:
     `kv_min_bucket` tokens, and grows through larger ones up to `kv_capacity` tokens (None: as the run needs).
     With `prefix_reuse` a generation keeps what its prompt shares with the positions cached before it.
     `batch` sequences run side by side, each with one of the request's prompts in turn (None: one a prompt).
+    `capture_rules` are those in force, by name: "all", "none", or some joined by "+" (engine/capture_rules.py).
     """
 
     weight_budget: int | str | None = None
@@ -68,6 +70,7 @@ class EngineConfig:
     kv_min_bucket: int = LEAST_BUCKET_TOKENS
     prefix_reuse: bool = False
     batch: int | None = None
+    capture_rules: str = ALL
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class RunRequest:
     """Experts that a run without arithmetic is to ask for: a trace's file, or seed:N."""
     routing_out: str | None = None
     """File to record the experts in that a run in full asks for."""
+    log_capture: bool = False
+    """Whether to say each decision of the capture planner and of what holds its graphs, in lines of their own."""
 
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
@@ -126,6 +131,7 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
         raise BadRequest(f"unknown policy {made.policy!r}", f"known policies: {', '.join(POLICIES)}")
     if made.kv_layout not in LAYOUTS:
         raise BadRequest(f"unknown kv_layout {made.kv_layout!r}", _nearest(str(made.kv_layout), frozenset(LAYOUTS)))
+    parse_rules(made.capture_rules)
     for name in ("capture", "prefix_reuse"):
         if not isinstance(getattr(made, name), bool):
             raise BadRequest(f"{name} is {getattr(made, name)!r}", f"{name} is true or false")
@@ -232,8 +238,9 @@ def _check_scalars(request: RunRequest) -> None:
         value = getattr(request, name)
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number from {low} to {high}")
-    if not isinstance(request.ignore_eos, bool):
-        raise BadRequest(f"ignore_eos is {request.ignore_eos!r}", "ignore_eos is true or false")
+    for name in ("ignore_eos", "log_capture"):
+        if not isinstance(getattr(request, name), bool):
+            raise BadRequest(f"{name} is {getattr(request, name)!r}", f"{name} is true or false")
     if request.device not in DEVICES:
         raise BadRequest(f"unknown device {request.device!r}", f"known devices: {', '.join(DEVICES)}")
     if request.arithmetic not in ARITHMETIC:

@@ -7,7 +7,7 @@ is what it would compute alone, bit for bit: the device gives its kernel that se
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,7 @@ from engine.batch import (
     states,
     workspace,
 )
-from engine.capture import CapturePlan, cut
+from engine.capture import CapturePlan, cut, decisions
 from engine.counters import Tally
 from engine.device.base import CONTROL, Device, Launch, Placed, Recorded
 from engine.errors import NonFiniteLogits
@@ -52,7 +52,10 @@ class Emitted:
 
 
 class Decoder:
-    """The sequences of a KV cache on one device. `plans` maps rows to a plan; 1 is the decode step."""
+    """The sequences of a KV cache on one device. `plans` maps rows to a plan; 1 is the decode step.
+
+    `capture` names the capture rules in force, None for no capture; `tell` hears what was decided of it.
+    """
 
     def __init__(
         self,
@@ -61,9 +64,10 @@ class Decoder:
         plans: Mapping[int, Plan],
         pager: Residency,
         kv: KvCache,
-        capture: bool,
+        capture: frozenset[str] | None,
         tally: Tally,
         given: Given | None = None,
+        tell: Callable[[str], None] = lambda decision: None,
     ) -> None:
         self._device = device
         self.profile = device.profile
@@ -93,10 +97,15 @@ class Decoder:
         named = zip(self._spreads, plans[1].states, strict=True)
         self._states = [device.alloc(spread.total_bytes, f"state {s.name}") for spread, s in named]
         self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
-        self.capture_plan: CapturePlan | None = cut(plans[1], pager.steady) if capture else None
+        self.capture_plan: CapturePlan | None = None if capture is None else cut(plans[1], pager.steady, capture)
+        self._tell = tell
         self._warm = False
         self._recorded: list[Recorded | None] | None = None
-        if self.capture_plan is not None:
+        if self.capture_plan is None:
+            tell("declined: capture is off")
+        else:
+            for decision in decisions(plans[1], self.capture_plan):
+                tell(decision)
             tally.set("segments", self.capture_plan.captured)
             tally.set("seams", self.capture_plan.seam_runs)
             tally.set("seam_nodes", len(self.capture_plan.seams))
@@ -240,8 +249,12 @@ class Decoder:
                 self._recorded = None
                 self._tally.add("invalidations")
                 self._tally_nodes()
+                self._tell(
+                    f"invalidated at length {max(self._lengths)}: the KV cache moved, and graphs hold its addresses"
+                )
         elif growth == "kept" and any(self._lengths) and self._recorded is not None:
             self._tally.add("growth_keeps")
+            self._tell(f"kept at length {max(self._lengths)}: the KV cache grew where it lies")
 
     def _emitted(self, plan: Plan, sequences: tuple[int, ...]) -> dict[int, Emitted]:
         """What each sequence chose, experts too, in one copy. Raises NonFiniteLogits for one that has not stopped."""
@@ -292,9 +305,11 @@ class Decoder:
             self._eager(plan, plan.steps, self._all)
             self._warm = True
             self._tally.add("warm_steps")
+            self._tell(f"warm at length {max(self._lengths)}: run eagerly once before it is recorded")
         elif self._recorded is None:
             self._record(plan, self.capture_plan)
             self._tally.add("captures")
+            self._tell(f"recorded at length {max(self._lengths)}: {self.capture_plan.captured} graphs")
         else:
             self._replay(plan, self.capture_plan, self._recorded)
             self._tally.add("replays")

@@ -178,3 +178,5 @@ class Graph:
     """The model digest written at build, where there is one."""
     unserved: Mapping[str, str] = field(default_factory=dict)
     """Initialisers of element types that are not served, each with the reason: they are not among the weights."""
+    shapes: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
+    """Shapes that the exporter wrote beside inner values: claims, in which symbols are worth most."""

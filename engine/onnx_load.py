@@ -90,7 +90,7 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
     outputs = {v.name: v for v in map(_value, model.graph.output)}
     shapes = {v.name: v.shape for v in map(_value, model.graph.value_info)}
     info = bind_roles(web_of(nodes, weights, inputs, outputs, shapes), told)
-    return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder), unserved)
+    return Graph(nodes, weights, inputs, outputs, info, recorded_digest(folder), unserved, shapes)
 
 
 Reader = Callable[[onnx.GraphProto], Mapping[str, Weight]]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from engine.graph import Weight
+from engine.symbols import NO_SYMBOLS, Symbols
 
 RefKind = Literal["buffer", "key", "constant", "kv_key", "kv_value", "state", "host", "control"]
 Access = Literal["r", "w", "rw"]
@@ -109,6 +110,8 @@ class Step:
     gather_bytes: int = 0
     reason: SeamReason | None = None
     detail: str = ""
+    grows: str = ""
+    """An operand whose extent grows from token to token, in words; empty for none. Such a step is never recorded."""
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -164,6 +167,8 @@ class Plan:
     kv: KvGeometry
     states: tuple[StateSpec, ...]
     logits: Ref
+    symbols: Symbols = NO_SYMBOLS
+    """Which of the graph's symbols grow, and which are pinned."""
 
     @property
     def touches(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import engine
 from engine.batch import Prompts, chunk_rows, fixed_bytes
 from engine.bind import lower
+from engine.capture_rules import parse_rules
 from engine.config import HOST_POLICIES, RunRequest, cards_can_be_called, parse_share
 from engine.counters import COUNTERS, Tally
 from engine.decode import Decoder
@@ -104,10 +106,19 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> N
     plans = plans_for(graph, request.prompts, request.config.prefill_chunk)
     _check_reuse(request, plans[1])
     given = given_for(request, plans[1])
-    setup = set_up(request, device, graph, plans, progress.tally, given)
+    tell = _teller(emit) if request.log_capture else _silent
+    setup = set_up(request, device, graph, plans, progress.tally, given, tell)
     generations = generate(request, emit, clock, progress, setup.decoder, graph)
     record(request, setup.decoder.routing)
     _report(request, emit, progress, setup, graph, plans[1], generations)
+
+
+def _silent(decision: str) -> None:
+    """Nobody asked."""
+
+
+def _teller(emit: Emit) -> Callable[[str], None]:
+    return lambda decision: emit({"type": "capture", "decision": decision})
 
 
 @dataclass(slots=True)
@@ -129,8 +140,12 @@ def set_up(
     plans: dict[int, Plan],
     tally: Tally,
     given: Given | None = None,
+    tell: Callable[[str], None] = _silent,
 ) -> Setup:
-    """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small."""
+    """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small.
+
+    `tell` hears what was decided of captures.
+    """
     config = request.config
     if config.policy in HOST_POLICIES and device.kind == "cuda":
         raise BadRequest(f"policy {config.policy!r} is not served on a card", "use stable_slot there, or --device sim")
@@ -144,7 +159,8 @@ def set_up(
     pool = Pool(device, ledger)
     pager = make_pager(device, plan, config.policy, budget, ledger, pool, tally)
     kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally, len(positions))
-    decoder = Decoder(device, graph, plans, pager, kv, config.capture, tally, given)
+    capture = parse_rules(config.capture_rules) if config.capture else None
+    decoder = Decoder(device, graph, plans, pager, kv, capture, tally, given, tell)
     pager.preload()
     return Setup(ledger, pool, pager, kv, decoder, budget)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from engine.capture import CapturePlan, cut
+from engine.capture_rules import ALL, parse_rules
 from engine.config import parse_share
 from engine.counters import Tally
 from engine.device.base import Profile
@@ -23,11 +24,12 @@ from engine.plan import Plan, Step
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Under what a plan is looked at: the weight budget (bytes, a share of W, or None), a policy and a granule."""
+    """Under what a plan is looked at: weight budget (bytes, a share of W, None), policy, granule, capture rules."""
 
     weight_budget: int | str | None = None
     policy: str = "stable"
     granule_bytes: int | None = None
+    capture_rules: str = ALL
 
 
 def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
     ledger = Ledger(device.granule_bytes, None, tally)
     pager = make_pager(device, plan, setting.policy, budget, ledger, Pool(device, ledger), tally)
     streamed = 0 if pager.fits else max(0, plan.weight_bytes - pager.capacity_bytes)
-    capture = cut(plan, pager.steady) if plan.rows == 1 else None
+    capture = cut(plan, pager.steady, parse_rules(setting.capture_rules)) if plan.rows == 1 else None
     return {
         "rows": plan.rows,
         "nodes": {"steps": len(plan.steps), "by_op": _count(s.op for s in plan.steps)},

@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(command=run)
     parser.add_argument("--model", required=True, help="model folder; a hollow one will do")
     parser.add_argument("--rows", type=int, default=1, help="tokens that go in: 1 is the decode step")
-    add_settings(parser, only=("weight_budget", "policy", "granule"))
+    add_settings(parser, only=("weight_budget", "policy", "granule", "capture_rules"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     context = graph.info.context_length
     if context is not None and arguments.rows > context:
         raise BadRequest(f"--rows is {arguments.rows}, the model has {context} positions", "give fewer")
-    setting = Setting(checked.weight_budget, checked.policy, checked.granule)
+    setting = Setting(checked.weight_budget, checked.policy, checked.granule, checked.capture_rules)
     plan = lower(graph, arguments.rows)
     document = {"model": arguments.model, "digest": graph.digest, "bound_by": dict(graph.info.bound_by)}
     document |= survey(plan, setting)

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Collection
 from typing import Any
 
+from engine.capture_rules import RULES
 from engine.config import CONFIG_NAMES, POLICIES
 from engine.kv_layout import LAYOUTS
 
@@ -25,6 +26,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "vram_limit": {"type": int, "help": "bytes for weights, KV cache and workspace together"},
     "policy": {"help": f"one of {', '.join(POLICIES)}"},
     "capture": {"choices": tuple(_SWITCH)},
+    "capture_rules": {"help": f"capture rules in force: all, none, or some joined by + of {', '.join(RULES)}"},
     "granule": {"type": int, "help": "granule of the simulated device in bytes, a power of two"},
     "prefill_chunk": {"type": int, "help": "most prompt tokens in one forward pass"},
     "kv_capacity": {"type": int, "help": "positions that the KV cache may grow to"},

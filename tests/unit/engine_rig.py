@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.bind import lower
+from engine.capture_rules import parse_rules
 from engine.config import POLICIES, parse_request
 from engine.counters import Tally
 from engine.decode import Decoder, Emitted
@@ -138,7 +139,8 @@ class Bench:
         most = capacity or Buckets(self.graph.info.context_length or positions, least).of(positions)
         cache = (self.plan.kv, layout, Buckets(most, least))
         self.kv = KvCache(self.device, *cache, self.ledger, self.pool, self.tally, sequences)
-        self.decoder = Decoder(self.device, self.graph, self.plans, self.pager, self.kv, capture, self.tally)
+        rules = parse_rules("all") if capture else None
+        self.decoder = Decoder(self.device, self.graph, self.plans, self.pager, self.kv, rules, self.tally)
         self.pager.preload()
 
     def prefill(self, ids: Sequence[int], chunk: int = 512) -> Emitted:

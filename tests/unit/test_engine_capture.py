@@ -187,7 +187,7 @@ def test_a_seam_at_either_end(plan: Plan, where: int) -> None:
 def test_nothing_to_capture_is_a_fallback_each_time(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step a seam: wanted a graph, ran eagerly, and C1 still closes."""
 
-    def nothing(plan: Plan, _: Any) -> CapturePlan:
+    def nothing(plan: Plan, *_: Any) -> CapturePlan:
         seams = tuple(Seam(s, "KernelNotWarmed", "planted") for s in plan.steps)
         return CapturePlan((Segment(False, plan.steps),), seams)
 

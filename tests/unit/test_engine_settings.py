@@ -17,7 +17,7 @@ from tests.unit.engine_rig import build_tiny
 GIVEN = (
     *("--batch", "2", "--weight-budget", "50%", "--vram-limit", "1000", "--policy", "lru", "--capture", "off"),
     *("--granule", "8192", "--prefill-chunk", "3", "--kv-capacity", "64", "--kv-layout", "head-major"),
-    *("--kv-min-bucket", "32", "--prefix-reuse", "on"),
+    *("--kv-min-bucket", "32", "--prefix-reuse", "on", "--capture-rules", "split_sizes"),
 )
 
 
@@ -51,6 +51,7 @@ def test_every_value_arrives_as_the_config_wants_it_and_differs_from_the_default
         kv_layout="head-major",
         kv_min_bucket=32,
         prefix_reuse=True,
+        capture_rules="split_sizes",
     )
     plain = EngineConfig()
     assert all(getattr(check(read(*GIVEN)), name) != getattr(plain, name) for name in CONFIG_NAMES)
