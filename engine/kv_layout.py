@@ -15,6 +15,8 @@ from engine.plan import KvGeometry
 
 LAYOUTS = ("seq-major", "head-major")
 LEAST_BUCKET_TOKENS = 256
+MASK_BYTES = 8
+"""Of one position in an attention mask, which exporters make int64."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,38 @@ def crossover_tokens(geometry: KvGeometry, layout: str, granule_bytes: int) -> i
     """Capacity from which rounding to granules stops to matter: where what lies in one piece fills a granule."""
     of_one = Placement(geometry, layout, 1)
     return -(-granule_bytes // (geometry.token_bytes if layout == "seq-major" else of_one.vector_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthCopy:
+    """What the growth of one sequence's full bucket copies, term by term."""
+
+    layout: str
+    from_tokens: int
+    to_tokens: int
+    kv_bytes: int
+    mask_bytes: int
+    """Of the model's attention mask, which an engine that keeps one beside the cache copies too: int64, one a position.
+
+    This engine has a length in its place and copies none."""
+    sum_bytes: int
+
+
+def growth_copies(geometry: KvGeometry, context_tokens: int, *, masked: bool) -> tuple[GrowthCopy, ...]:
+    """Every growth on the way to the whole context, in both layouts; `masked`: the model takes an attention mask.
+
+    onnx-genai section 5: qwen2.5-14b from 512 to 1024 copies 100,663,296 + 4,096 bytes head-major, and 0 seq-major.
+    """
+    buckets = Buckets(context_tokens)
+    made = []
+    for layout in LAYOUTS:
+        here = buckets.of(1)
+        while here < context_tokens:
+            moved = here if layout == "head-major" else 0
+            kv, mask = growth_copy_bytes(geometry, moved), MASK_BYTES * moved * masked
+            made.append(GrowthCopy(layout, here, buckets.of(here + 1), kv, mask, kv + mask))
+            here = buckets.of(here + 1)
+    return tuple(made)
 
 
 def growth_copy_bytes(geometry: KvGeometry, positions: int) -> int:

@@ -13,7 +13,7 @@ from engine.commands.settings import add_settings, settings_of
 from engine.config import check
 from engine.errors import BadRequest
 from engine.graph import sources
-from engine.kv_layout import layout_floors
+from engine.kv_layout import growth_copies, layout_floors
 from engine.onnx_load import load
 from engine.plain import plain_lines
 from engine.survey import Setting, survey
@@ -46,6 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
     document |= survey(plan, setting)
     granule = document["residency"]["granule_bytes"]
     document["kv_layouts"] = [asdict(f) for f in layout_floors(plan.kv, context, granule)] if context else []
+    masked = graph.info.attention_mask in graph.inputs
+    document["kv_growths"] = [asdict(g) for g in growth_copies(plan.kv, context, masked=masked)] if context else []
     print(json.dumps(document) if arguments.json else plain_lines(text_of(document)))
     return 0
 
@@ -65,9 +67,10 @@ def text_of(d: dict[str, Any]) -> str:
         *(f"duplicate: {c['key']} holds {c['table']} again nbytes={c['nbytes']}" for c in keys["duplicates"]),
         *(f"{name}: {_pairs(d[name])}" for name in ("constants", "hosts", "states", "kv", "pass")),
         f"residency: {_pairs({k: v for k, v in d['residency'].items() if k != 'ring'})}",
-        *([f"staging: {_pairs(d['residency']['ring'])}"] if d["residency"]["ring"] else []),
+        *([f"{d['residency']['policy']}: {_pairs(d['residency']['ring'])}"] if d["residency"]["ring"] else []),
     ]
     rows += [f"kv_layout: {_pairs(layout)}" for layout in d["kv_layouts"]]
+    rows += [f"kv_growth: {_pairs(growth)}" for growth in d["kv_growths"]]
     if capture is None:
         rows.append("capture: none, only the decode step is captured")
     else:

@@ -24,6 +24,7 @@ from engine.kv_layout import (
     crossover_tokens,
     floor_bytes,
     forecast,
+    growth_copies,
     growth_copy_bytes,
     layout_floors,
 )
@@ -80,8 +81,16 @@ def test_committed_one_position_past_a_bucket(capacity: int, committed: int) -> 
 
 
 def test_growth_copies_what_is_cached_and_nothing_else() -> None:
-    """The reference copies 8 bytes a position more, its attention mask's; this engine has a length and no mask."""
-    assert growth_copy_bytes(BIG, 512) == 100_667_392 - 512 * 8
+    """The reference's 100,667,392 and 688,576, term by term: keys and values, and the mask that it keeps beside."""
+    of = {(g.layout, g.from_tokens): g for g in growth_copies(BIG, 4096, masked=True)}
+    head, seq = of["head-major", 512], of["seq-major", 512]
+    assert (head.to_tokens, head.kv_bytes, head.mask_bytes, head.sum_bytes) == (1024, 100_663_296, 4096, 100_667_392)
+    assert (seq.to_tokens, seq.kv_bytes, seq.mask_bytes, seq.sum_bytes) == (1024, 0, 0, 0)
+    assert [g.from_tokens for g in of.values()] == [256, 512, 1024, 2048] * 2
+    bare = {(g.layout, g.from_tokens): g for g in growth_copies(BIG, 4096, masked=False)}["head-major", 512]
+    assert (bare.mask_bytes, bare.sum_bytes) == (0, 100_663_296), "a model that takes no mask"
+    assert [(g.from_tokens, g.to_tokens) for g in growth_copies(BIG, 700, masked=True)] == [(256, 512), (512, 700)] * 2
+    assert growth_copies(BIG, 200, masked=True) == ()
     three = forecast(SMALL, "head-major", Buckets(64, 8), range(5, 53), G)
     assert (three.growths, three.copied_positions) == (3, 8 + 16 + 32)
     assert growth_copy_bytes(SMALL, three.copied_positions) == 688_576 - 56 * 8

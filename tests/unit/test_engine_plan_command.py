@@ -15,6 +15,7 @@ from engine.bind import lower
 from engine.device.base import H200
 from engine.onnx_load import load
 from engine.survey import Setting, survey
+from engine.zoo import build
 from tests.unit.engine_rig import build_tiny, run
 
 G = 4096
@@ -149,3 +150,15 @@ def test_what_cannot_be_planned_is_a_bad_request(
 ) -> None:
     assert main(["plan", "--model", str(tiny), *words]) == 10
     assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_a_growths_copy_is_told_term_by_term(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """qwen2.5-14b from 512 to 1024 positions, as the reference counts it: 196,608 x 512 and a mask of 8 x 512."""
+    model = build("qwen2.5-14b-zp", tmp_path / "m", cache_dir=tmp_path, hollow=True).folder
+    growths = {(g["layout"], g["from_tokens"]): g for g in planned(capsys, model)["kv_growths"]}
+    head = {"layout": "head-major", "from_tokens": 512, "to_tokens": 1024, "kv_bytes": 100_663_296}
+    assert growths["head-major", 512] == {**head, "mask_bytes": 4096, "sum_bytes": 100_667_392}
+    assert growths["seq-major", 512]["sum_bytes"] == 0
+    assert main(["plan", "--model", str(model)]) == 0
+    told = "kv_growth: layout=head-major from_tokens=512 to_tokens=1024 kv_bytes=100663296 mask_bytes=4096"
+    assert f"{told} sum_bytes=100667392\n" in capsys.readouterr().out
