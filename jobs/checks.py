@@ -12,7 +12,7 @@ from engine.counters import COUNTERS
 from engine.errors import EXIT_KINDS
 from jobs import expressions
 from jobs.gates import CLOSING, TOUCHES, TOUCHES_IN_PLACE
-from jobs.metrics import NOT_RECORDED, is_finite
+from jobs.metrics import NOT_RECORDED, given_tokens, is_finite
 from jobs.model import (
     ArmPlan,
     AttemptFact,
@@ -127,6 +127,8 @@ def generation_faults(plan: CellPlan, arm: ArmPlan, record: RunRecord) -> list[s
 def length_fault(plan: CellPlan, tokens: SequenceTokens) -> str:
     """Why a sequence's length is not what was asked; empty when it is, or when a declared stop ended it."""
     asked, given = plan.settings.tokens, len(tokens.ids)
+    if plan.settings.plan_only:
+        return ""
     if given == asked and tokens.stop_reason is not None:
         return ""
     if given > asked:
@@ -343,7 +345,7 @@ def _sums(record: RunRecord) -> list[Evaluated]:
     measured = [generation for generation in record.generations if not generation.warmup]
     found = []
     if "emitted_tokens" in record.counters:
-        ids = sum(len(sequence.ids) for generation in measured for sequence in generation.sequences)
+        ids = sum(map(given_tokens, measured))
         found.append(_closed("emitted_tokens == ids given out", record.counters["emitted_tokens"], ids))
     if measured and all(generation.counters for generation in measured):
         for name, total in sorted(record.counters.items()):

@@ -52,6 +52,8 @@ class _Cell:
         self.notes: list[str] = []
         self.self_rows: dict[str, tuple[IdentityRow, ...]] = {}
         self.pair_rows: dict[str, tuple[IdentityRow, ...]] = {}
+        self.planned: set[str] = set()
+        """Arms whose plans met base's, where nothing was computed."""
         self.exact: list[MetricRow] = []
         self.time: list[TimeRow] = []
 
@@ -83,8 +85,9 @@ class _Cell:
     def _alone(self, arm: ArmEvidence) -> None:
         contract = self.contract
         if arm.records():
-            self.self_rows[arm.name] = judge_pair.judge_self(self.docket, self.plan, arm, contract)
             judge_pair.find_varying(self.docket, arm)
+        if arm.records() and not self.plan.settings.plan_only:
+            self.self_rows[arm.name] = judge_pair.judge_self(self.docket, self.plan, arm, contract)
             self.notes += judge_pair.find_locks(self.docket, self.plan, arm, contract)
         throttled = sum(end.word == "throttled" for _, end in arm.ended("measured"))
         if throttled:
@@ -97,9 +100,13 @@ class _Cell:
             comparable = False
         unsteady = [n for n, rows in self.self_rows.items() if any(r.klass == "NONDETERMINISTIC" for r in rows)]
         unmet = [name for name in vacuous if name in (base.name, arm.name)]
-        rows = judge_pair.judge_identity(
-            base, arm, self.contract, unsteady=unsteady, vacuous=unmet, comparable=comparable
-        )
+        if self.plan.settings.plan_only:
+            rows: tuple[IdentityRow, ...] = ()
+            self.planned |= {arm.name} if both and comparable else set()
+        else:
+            rows = judge_pair.judge_identity(
+                base, arm, self.contract, unsteady=unsteady, vacuous=unmet, comparable=comparable
+            )
         if unbuilt := base.plan.unbuilt or arm.plan.unbuilt:
             rows = tuple(row.model_copy(update={"note": unbuilt}) if row.klass == "MISSING" else row for row in rows)
         self.pair_rows[arm.name] = rows
@@ -112,7 +119,8 @@ class _Cell:
         elif arm in self.tested:
             self._figures(base, arm, rows, unmet, comparable)
         else:
-            self.notes.append(f"{arm.name} is a variant: its tokens are judged, its counters are shown")
+            judged = "it is planned alone" if self.plan.settings.plan_only else "its tokens are judged"
+            self.notes.append(f"{arm.name} is a variant: {judged}, its counters are shown")
 
     def _figures(
         self, base: ArmEvidence, arm: ArmEvidence, rows: Sequence[IdentityRow], unmet: Sequence[str], comparable: bool
@@ -146,7 +154,7 @@ class _Cell:
         """What an arm does against itself or against the request, where the pair's finding does not say it already."""
         base_rows = self.self_rows.get(self.base.name, ()) if self.base else ()
         base_corrupt = any(row.klass in DIFFERS for row in base_rows)
-        for arm in self.arms:
+        for arm in () if self.plan.settings.plan_only else self.arms:
             is_base = arm is self.base
             pair = {row.klass for row in self.pair_rows.get(arm.name, ())}
             if is_base or not pair & {"SHORT", "LONG"}:
@@ -159,7 +167,7 @@ class _Cell:
     def _conclude(self) -> JudgedCell:
         findings = self.docket.findings()
         names = {arm.name for arm in self.tested}
-        compared = any(
+        compared = bool(names & self.planned) or any(
             row.klass not in ("MISSING", "NOT_COMPARABLE") for name in names for row in self.pair_rows.get(name, ())
         )
         verdict = CellVerdict(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.model import ArmPlan, CellPlan, RunFact
+from jobs.model import PLAN_ONLY, ArmPlan, CellPlan, RunFact
 from jobs.settings_served import effective, setting_faults
 from jobs.verdict import Outcome
 
@@ -58,9 +58,10 @@ def own_mismatches(plan: CellPlan, arm: ArmPlan, run: RunFact) -> list[Mismatch]
     for fault in setting_faults({**plan.config, **arm.config}, record):
         add("NOT_COMPARABLE", fault, "the engine must serve what it is asked, and say so")
     kind = record.device.get("kind")
-    if plan.settings.device != "auto" and kind != plan.settings.device:
-        add("NOT_COMPARABLE", f"device {plan.settings.device} was asked and {kind} ran", "the engine must serve it")
-    if record.certificate and record.certificate.grade == "scripted" and kind != "sim":
+    asked = PLAN_ONLY if plan.settings.plan_only else plan.settings.device
+    if asked != "auto" and kind != asked:
+        add("NOT_COMPARABLE", f"device {asked} was asked and {kind} ran", "the engine must serve it")
+    if record.certificate and record.certificate.grade == "scripted" and kind not in ("sim", PLAN_ONLY):
         add(
             "NOT_COMPARABLE", f"a scripted certificate says nothing of a card of kind {kind}", "check the worker's host"
         )

@@ -21,6 +21,7 @@ from jobs.model import Generation, Missing, Reading, RunRecord
 Direction = Literal["lower", "higher", "neutral"]
 
 NOT_RECORDED = Missing(missing="not recorded")
+PLANNED = Missing(missing="planned alone, so nothing was timed")
 
 FACT_NAMES: tuple[str, ...] = (
     "weight_bytes",
@@ -64,7 +65,7 @@ class Sources:
     @property
     def tokens(self) -> int:
         """Ids given out by the measured generations, counted here and not taken from the engine's own counter."""
-        return sum(len(sequence.ids) for generation in self.measured for sequence in generation.sequences)
+        return sum(map(given_tokens, self.measured))
 
     def decoded(self, generation: Generation) -> tuple[int, int]:
         """Time in ns of a generation's steps after `decode_skip`, and the tokens that they gave.
@@ -76,6 +77,18 @@ class Sources:
         steps = range(first, len(generation.step_ns))
         tokens = sum(max(1, sum(length > step + 1 for length in lengths)) for step in steps)
         return sum(generation.step_ns[first:]), tokens
+
+
+def is_planned(generation: Generation) -> bool:
+    """Whether a generation was planned alone: it counted, gave no id to any sequence, and stopped none."""
+    return bool(generation.counters) and not any(s.ids or s.stop_reason for s in generation.sequences)
+
+
+def given_tokens(generation: Generation) -> int:
+    """Ids of a generation's sequences; of a plan alone, without ids, one a step and one of the prompt for each."""
+    if is_planned(generation):
+        return (len(generation.step_ns) + 1) * len(generation.sequences)
+    return sum(len(sequence.ids) for sequence in generation.sequences)
 
 
 Formula = Callable[[Sources], Reading]
@@ -232,6 +245,8 @@ def _modelled_ms_per_token(run: Sources) -> Reading:
 @_metric("decode_ms_per_token", "ms/token", "lower", exact=False, gating=True)
 def _decode_ms_per_token(run: Sources) -> Reading:
     """Wall time of the one-token steps over the tokens that they gave all sequences; upper median over generations."""
+    if run.measured and all(map(is_planned, run.measured)):
+        return PLANNED
     times = [total_ns / tokens / 1e6 for total_ns, tokens in map(run.decoded, run.measured) if tokens]
     return upper_median(times) if times else Missing(missing="no one-token step was timed")
 
@@ -246,6 +261,8 @@ def _tokens_per_s(run: Sources) -> Reading:
 @_metric("prefill_ms", "ms", "lower", exact=False, gating=True)
 def _prefill_ms(run: Sources) -> Reading:
     """Wall time to the first token, upper median over the measured generations."""
+    if run.measured and all(map(is_planned, run.measured)):
+        return PLANNED
     times = [generation.prefill_ns / 1e6 for generation in run.measured if generation.prefill_ns > 0]
     return upper_median(times) if times else Missing(missing="no prefill was timed")
 

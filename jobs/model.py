@@ -176,8 +176,12 @@ class ArmPlan(Document):
         return fields
 
 
+PLAN_ONLY = "plan"
+"""Kind of the device that computes nothing; a sweep asks for it by `arithmetic: none`."""
+
+
 class RunSettings(Document):
-    """How each run generates."""
+    """How each run generates; without arithmetic it plans alone, and gives no tokens."""
 
     tokens: int
     generations: int = 3
@@ -185,6 +189,20 @@ class RunSettings(Document):
     ignore_eos: bool = False
     decode_skip: int = 1
     device: Literal["auto", "sim", "cuda"] = "auto"
+    arithmetic: Literal["full", "none"] = "full"
+
+    @property
+    def plan_only(self) -> bool:
+        """Whether nothing is computed, so that there are no tokens."""
+        return self.arithmetic == "none"
+
+    @model_serializer(mode="wrap")
+    def _without_full_arithmetic(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there was a choice where arithmetic is full: stored manifests keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if self.arithmetic == "full":
+            fields.pop("arithmetic", None)
+        return fields
 
 
 class CellPlan(Document):

@@ -28,11 +28,16 @@ SourceKind = Literal["checkout", "installed", "path", "git"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from: a folder, or a zoo name (with a seed for a made-up one). One of the two is set."""
+    """Where a model comes from: a folder, or a zoo name (with a seed for a made-up one). One of the two is set.
+
+    `layers` of a geometry, None for all; `hollow`: a build without its weights, or a folder that may be.
+    """
 
     path: Path | None = None
     build: str | None = None
     seed: int | None = None
+    layers: int | None = None
+    hollow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

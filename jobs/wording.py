@@ -82,8 +82,10 @@ def headline(outcome: Outcome, first: Finding | None, findings: Sequence[Finding
         place = f"In {first.cell}: " if first.cell else ""
         return f"{place}{first.message}{advised}{more}"
     where = f"in {len(cells)} cells" if len(cells) > 1 else f"in {cells[0].cell}"
-    same = all(row.klass == "IDENTICAL" for cell in cells for row in cell.identity if row.what == "pair")
+    pairs = [row.klass for cell in cells for row in cell.identity if row.what == "pair"]
+    same = all(klass == "IDENTICAL" for klass in pairs)
     tokens = "Same tokens" if same else "Tokens differ or were not compared, which this gate ignores,"
+    tokens = tokens if pairs else "Planned alone, without tokens,"
     if outcome == "IMPROVED":
         return f"{tokens} {where}; {best_change(cells)}; no gating counter is worse."
     if any(row.gating for cell in cells for row in cell.exact):
@@ -106,6 +108,8 @@ def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...
     """What this sweep could not have caught, from how it was set up."""
     plans = doc.manifest.cells
     spots = ["Base and head agreeing does not make the tokens correct: no oracle was run."]
+    if any(plan.settings.plan_only for plan in plans):
+        spots = ["Nothing was computed: plans, bytes and captures are exact, and of tokens nothing is known."]
     if same := _same_as_base(doc.manifest.arms):
         spots.insert(0, f"{same} ran the engine of base with its settings: there was no change that could have shown.")
     runs = [run.record for cell in doc.cells for run in cell.runs if run.record is not None]

@@ -46,13 +46,21 @@ class LocalResolver:
         if source.path is not None:
             if not source.path.is_dir():
                 raise SpecError(f"model {name}: no folder {source.path}", "give a model's folder, or build: NAME")
-            return ResolvedModel(source.path, model_digest(source.path))
+            return ResolvedModel(source.path, model_digest(source.path, hollow=source.hollow))
         assert source.build is not None
         if source.build not in MODELS:
             raise SpecError(f"model {name}: no model named {source.build!r} in the zoo", f"known: {', '.join(MODELS)}")
         folder = built_folder(self.settings, source)
-        build(source.build, folder, seed=source.seed, cache_dir=self.settings.downloads, elsewhere=_ANOTHER_CACHE)
-        return ResolvedModel(folder, model_digest(folder))
+        build(
+            source.build,
+            folder,
+            seed=source.seed,
+            layers=source.layers,
+            hollow=source.hollow,
+            cache_dir=self.settings.downloads,
+            elsewhere=_ANOTHER_CACHE,
+        )
+        return ResolvedModel(folder, model_digest(folder, hollow=source.hollow))
 
     def prompt_ids(self, model: ResolvedModel, text: str) -> tuple[int, ...]:
         """Text through the model's own tokenizer."""
@@ -148,6 +156,8 @@ def _commit_words(state: CheckoutState) -> str | None:
 
 
 def built_folder(settings: Settings, source: ModelSource) -> Path:
-    """Where a zoo model stands in the cache: one folder a name and seed."""
+    """Where a zoo model stands in the cache: one folder a name, seed, count of layers, and hollow or not."""
     assert source.build is not None
-    return settings.models / (source.build if source.seed is None else f"{source.build}-seed{source.seed}")
+    parts = (("seed", source.seed), ("layers", source.layers))
+    told = "".join(f"-{word}{number}" for word, number in parts if number is not None)
+    return settings.models / (source.build + told + "-hollow" * source.hollow)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from jobs.errors import SpecError
 from jobs.model import CellInput, JudgeInput
@@ -12,7 +12,7 @@ from reports import evidence, text
 from reports.blocks import Paragraph, Section, words
 from reports.escape import visible
 from reports.format import plural
-from reports.wording import OUTCOMES
+from reports.wording import gloss
 
 
 def explain(verdict: Verdict, doc: JudgeInput, cell: str, metric: str | None = None) -> str:
@@ -24,7 +24,9 @@ def explain(verdict: Verdict, doc: JudgeInput, cell: str, metric: str | None = N
     found = find_cell(doc, cell)
     judged = next((row for row in verdict.cells if row.cell == found.plan.cell), None)
     head = [f"cell {visible(found.plan.cell)} of sweep {visible(verdict.sweep)}"]
-    head.append(_judged(judged) if judged is not None else "not judged: the verdict does not hold this cell")
+    head.append(
+        _judged(judged, verdict.gate) if judged is not None else "not judged: the verdict does not hold this cell"
+    )
     body = [text.section(part, folded=True) for part in evidence.sections(doc, found, metric)]
     return "\n\n".join(["\n".join(head), *body]) + "\n"
 
@@ -55,5 +57,5 @@ def _some(cells: Sequence[CellInput]) -> str:
     return ", ".join(visible(cell.plan.cell) for cell in cells[:5])
 
 
-def _judged(cell: CellVerdict) -> str:
-    return f"{cell.outcome}, exit {cell.exit_code}: {OUTCOMES[cell.outcome][1]}"
+def _judged(cell: CellVerdict, gate: Mapping[str, str]) -> str:
+    return f"{cell.outcome}, exit {cell.exit_code}: {gloss(cell.outcome, gate)}"

@@ -26,7 +26,7 @@ from reports.escape import clip, slug, visible
 from reports.format import plural
 from reports.sections import blind, capture, headline, hygiene, identity, stamp, time, traffic, witnesses
 from reports.view import CellView, Scope, SweepView, build_cell
-from reports.wording import OUTCOMES
+from reports.wording import OUTCOMES, gloss
 
 Form = Literal["comment", "html", "json", "text"]
 
@@ -262,7 +262,7 @@ def _html(
             name=name,
             outcome=outcome,
             tone=OUTCOMES[outcome][0],
-            gloss=OUTCOMES[outcome][1],
+            gloss=gloss(outcome, verdict.gate),
             exit_code=verdict.exit_code if exit_code is None else exit_code,
             headline=verdict.headline,
             next_step=verdict.next_step,

@@ -6,6 +6,7 @@ really shows, so that a comment over thousands of cells stays quick.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,16 +19,19 @@ from reports.escape import slug
 from reports.wording import OUTCOMES
 
 _EXIT_ORDER: Final = {2: 0, 1: 1, 4: 2, 3: 3, 0: 4}  # several cells: 2, then 1, then 4, then 3, then 0
+_NUMBER: Final = re.compile(r"(?<=[./_])\d+(?=[./_]|$)")
+"""A layer's number in a node's name: the same node of each layer stands at one place."""
 _TONE_ORDER: Final[dict[Tone, int]] = {"bad": 0, "warn": 1, "good": 2, "quiet": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class SeamCause:
-    """Seams of one reason and path: how many plan steps in each arm, and their operators."""
+    """Seams of one reason, path and operator at one place of the layers: how many plan steps in each arm."""
 
     reason: str
     path: str
-    operators: str
+    operator: str
+    place: str
     counts: tuple[tuple[str, int], ...]
 
 
@@ -144,20 +148,10 @@ def _severity(cell: CellVerdict) -> tuple[int, int]:
 
 
 def _causes(cell: CellVerdict) -> tuple[SeamCause, ...]:
-    counts: dict[tuple[str, str], Counter[str]] = {}
-    operators: dict[tuple[str, str], Counter[str]] = {}
+    counts: dict[tuple[str, str, str, str], Counter[str]] = {}
     for arm in cell.arms:
         for seam in arm.seams:
-            cause = (seam.reason, seam.path)
+            cause = (seam.reason, seam.path, seam.op, _NUMBER.sub("*", seam.node))
             counts.setdefault(cause, Counter())[arm.arm] += 1
-            operators.setdefault(cause, Counter())[seam.op] += 1
     order = sorted(counts, key=lambda cause: -max(counts[cause].values()))
-    return tuple(
-        SeamCause(
-            reason,
-            path,
-            ", ".join(op for op, _ in operators[reason, path].most_common()),
-            tuple((arm.arm, counts[reason, path][arm.arm]) for arm in cell.arms),
-        )
-        for reason, path in order
-    )
+    return tuple(SeamCause(*cause, tuple((arm.arm, counts[cause][arm.arm]) for arm in cell.arms)) for cause in order)

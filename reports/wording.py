@@ -73,9 +73,10 @@ def outcome(name: str) -> State:
     return State(name, OUTCOMES[name][0])
 
 
-def gloss(name: str) -> str:
-    """What an outcome means, in words."""
-    return OUTCOMES[name][1]
+def gloss(name: str, gate: Mapping[str, str]) -> str:
+    """What an outcome means, in words; of tokens that the gates did not judge it says no more than that."""
+    meaning = OUTCOMES[name][1]
+    return meaning.replace("same tokens", "tokens not judged") if gate.get("identity") == "off" else meaning
 
 
 def held(holds: bool) -> State:

@@ -189,7 +189,7 @@ def _describe(recipe: Recipe, written: Written) -> dict[str, Any]:
     digests = {file.name: file.sha256 for file in files}
     model = [CONFIG_FILE, MODEL_FILE, DATA_FILE]
     if written.hollow_bytes is not None:
-        digests[DATA_FILE] = f"hollow, to be filled by {recipe.key}"
+        digests[DATA_FILE] = hollow_words(recipe.key)
     return {
         "format": ZOO_FORMAT,
         "name": recipe.name,
@@ -203,6 +203,11 @@ def _describe(recipe: Recipe, written: Written) -> dict[str, Any]:
         "model_digest": digest_of((name, digests[name]) for name in sorted(model)),
         **({} if written.hollow_bytes is None else {"hollow_bytes": written.hollow_bytes}),
     }
+
+
+def hollow_words(recipe_key: str) -> str:
+    """What stands for the digest of weights that are still to be made."""
+    return f"hollow, to be filled by {recipe_key}"
 
 
 def digest_of(files: Iterable[tuple[str, str]]) -> str:

@@ -16,7 +16,8 @@ from engine.graph import Graph, sources
 from engine.model_config import read_configs
 from engine.onnx_load import load
 from engine.zoo.fetch import sha256_of
-from engine.zoo.folder import ZOO_FILE, digest_of
+from engine.zoo.folder import ZOO_FILE, digest_of, hollow_words
+from engine.zoo.writer import DATA_FILE
 
 _REBUILD = "delete the folder and build or export the model again"
 
@@ -71,18 +72,22 @@ def check(folder: Path) -> CheckReport:
     return CheckReport(folder, tuple(findings), digest)
 
 
-def model_digest(folder: Path) -> str:
+def model_digest(folder: Path, *, hollow: bool = False) -> str:
     """Hex sha256 over (relative name, sha256) of the graph, its external data and the configs that decide anything.
 
-    The tokenizer is not in it: runs are compared by prompt ids. Raises ModelFilesError for a folder that does not
-    load, UnsupportedModel for one with element types that are not served.
+    The tokenizer is not in it: runs are compared by prompt ids. `hollow` takes a folder whose weights are still to be
+    made, too: its recipe then stands for them. Raises ModelFilesError for a folder that does not load,
+    UnsupportedModel for one with element types that are not served.
     """
-    return digest_of((name, sha256_of(folder / name)) for name in model_files(folder))
+    files = model_files(folder, hollow=hollow)
+    zoo = _zoo(folder) if (folder / ZOO_FILE).is_file() else {}
+    stand_in = {DATA_FILE: hollow_words(zoo["recipe_key"])} if "hollow_bytes" in zoo else {}
+    return digest_of((name, stand_in.get(name) or sha256_of(folder / name)) for name in files)
 
 
-def model_files(folder: Path) -> list[str]:
+def model_files(folder: Path, *, hollow: bool = False) -> list[str]:
     """Names, sorted, of the files that fix what the model computes, relative to `folder`; raises as `load` does."""
-    load(folder)  # every file is there, whole, inside the folder and no pointer
+    load(folder, hollow=hollow)  # every file is there, whole, inside the folder and no pointer
     told = read_configs(folder)
     model = onnx.load_model(str(folder / told.filename), load_external_data=False)
     locations = {

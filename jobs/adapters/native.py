@@ -17,7 +17,7 @@ from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_c
 from jobs.adapters.model_files import ModelDigests, last_changed
 from jobs.adapters.native_record import Known, Stream, record_of
 from jobs.errors import SpecError
-from jobs.model import RunRecord
+from jobs.model import PLAN_ONLY, RunRecord
 from jobs.provenance import own_root, tree_digest
 
 PROTOCOL = 1
@@ -37,9 +37,6 @@ ENVIRONMENT = (
 """Variables that reach the child: no store URL, no token, nothing that a user forgot in a shell."""
 
 FIXED_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-
-PLAN_ONLY = "plan"
-"""Kind of the device that computes nothing; no sweep asks for it."""
 
 _KINDS = {
     10: "bad_request",
@@ -125,6 +122,7 @@ def request_document(order: RunOrder) -> dict[str, Any]:
         "ignore_eos": settings.ignore_eos,
         "decode_skip": settings.decode_skip,
         "device": settings.device,
+        **({"arithmetic": settings.arithmetic} if settings.plan_only else {}),
         "config": {**order.cell.config, **order.arm.config},
         "uuid": order.card_uuid,
     }
@@ -148,7 +146,9 @@ def verify(order: RunOrder, tree: Path, stream: Stream) -> str | None:
     module = Path(hello.module_path).resolve()
     if not module.is_relative_to(tree.resolve() / "engine"):
         return f"engine was imported from {module}, not from {tree}/engine"
-    if hello.device.kind == PLAN_ONLY:
+    if (hello.device.kind == PLAN_ONLY) is not order.cell.settings.plan_only:
+        if order.cell.settings.plan_only:
+            return f"child computed on a device of kind {hello.device.kind}, and was asked to plan alone"
         return "child ran without arithmetic: it has no tokens, so nothing of it may stand beside another run"
     if hello.device.uuid != order.card_uuid:
         return f"child ran on card {hello.device.uuid}, expected {order.card_uuid}"

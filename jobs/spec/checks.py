@@ -40,6 +40,7 @@ def check_sweep(form: SweepForm, source: Source) -> None:
         *_locks(form, source),
         *_contract(form, source),
         *_gate(form, source),
+        *_plan_only(form, source),
         *unbuilt(form, source),
     ]
     if not faults:  # these need arms whose `like` is sound
@@ -88,8 +89,13 @@ def _models(form: SweepForm, source: Source) -> Iterator[SpecError]:
         path: Path_ = ("models", name)
         if (model.build is None) == (model.path is None):
             yield source.error(path, f"model {name!r} needs one of build and path", "build: a zoo name, or path: DIR")
-        elif model.seed is not None and model.build is None:
-            yield source.error((*path, "seed"), "seed goes with build", "a folder has no seed; remove it")
+        elif model.build is None:
+            for key in ("seed", "layers", "hollow"):
+                if getattr(model, key):
+                    yield source.error((*path, key), f"{key} goes with build", f"a folder has no {key}; remove it")
+        elif model.hollow and form.run.arithmetic == "full":
+            remedy = "run: {arithmetic: none}, or have the model built whole"
+            yield source.error((*path, "hollow"), f"model {name!r} is hollow: it can be planned alone", remedy)
 
 
 def _prompts(form: SweepForm, source: Source) -> Iterator[SpecError]:
@@ -242,6 +248,20 @@ def _gate(form: SweepForm, source: Source) -> Iterator[SpecError]:
     if all(action == "off" for action in (form.gate.identity, form.gate.exact, form.gate.time)):
         remedy = "set one of identity, exact and time to block or advise"
         yield source.error(("gate",), "every gate is off: nothing would be judged", remedy)
+
+
+def _plan_only(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    """A run without arithmetic has no tokens: nothing may be claimed of them, and no card is used."""
+    if form.run.arithmetic == "full":
+        return
+    if form.gate.identity != "off":
+        yield source.error(("gate",), "a run without arithmetic gives no tokens to judge", "gate: {identity: off}")
+    if form.gate.time != "off":
+        yield source.error(("gate",), "a run without arithmetic has no time to judge", "gate: {time: off}")
+    if form.run.device != "sim":
+        yield source.error(("run", "arithmetic"), "a run without arithmetic uses no card", "add device: sim")
+    if form.locks:
+        yield source.error(("locks",), "a run without arithmetic gives no ids to lock", "remove the locks")
 
 
 def _roles(form: SweepForm, source: Source) -> Iterator[SpecError]:

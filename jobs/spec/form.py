@@ -42,10 +42,15 @@ class Form(BaseModel):
 
 
 class ModelForm(Form):
-    """Where a model comes from: `build` a zoo name (with `seed` for a made-up one), or `path` to its folder."""
+    """Where a model comes from: `build` a zoo name, or `path` to its folder.
+
+    With `build`: `seed` for a made-up one, `layers` of a geometry, and `hollow` for one without its weights.
+    """
 
     build: Text | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
+    layers: Annotated[int, Field(ge=1)] | None = None
+    hollow: bool = False
     path: Text | None = None
 
 
@@ -85,6 +90,7 @@ class RunForm(Form):
     ignore_eos: bool = False
     decode_skip: Tokens = 1
     device: Literal["auto", "sim", "cuda"] = "auto"
+    arithmetic: Literal["full", "none"] = "full"
 
 
 class BlocksForm(Form):

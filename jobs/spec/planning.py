@@ -130,8 +130,9 @@ def _axis(form: SweepForm, axis: str) -> tuple[str, ...]:
 def _model(spec: SweepSpec, name: str, resolver: Resolver) -> ResolvedModel:
     form = spec.form.models[name]
     path = None if form.path is None else _on_disk(spec, ("models", name, "path"), form.path)
+    hollow = form.hollow or (path is not None and spec.form.run.arithmetic == "none")
     try:
-        return resolver.model(name, ModelSource(path=path, build=form.build, seed=form.seed))
+        return resolver.model(name, ModelSource(path, form.build, form.seed, form.layers, hollow))
     except SpecError as error:
         raise _placed(spec, ("models", name, "path" if form.build is None else "build"), error) from error
 

@@ -103,12 +103,14 @@ def _tables(cell: CellView, scope: Scope) -> list[Block]:
 def _causes(cell: CellView, scope: Scope) -> Table:
     shown = cell.causes[: scope.deep or scope.rows]
     arms = [arm.arm for arm in cell.source.arms]
-    columns = (Column("Reason"), Column("Path"), Column("Operators"), *(Column(arm, "right") for arm in arms))
+    heads = ("Reason", "Path", "Operator", "Place, a layer's number left out")
+    columns = (*map(Column, heads), *(Column(arm, "right") for arm in arms))
     rows = tuple(
         (
             words(Name(cause.reason)),
             words(Name(cause.path)),
-            words(cause.operators),
+            words(Name(cause.operator)),
+            words(Name(cause.place)),
             *(words(integer(count)) for _, count in cause.counts),
         )
         for cause in shown

@@ -28,7 +28,7 @@ from reports.ranking import Ranked
 from reports.redact import redact
 from reports.traffic import setting
 from reports.view import Scope, SweepView
-from reports.wording import OUTCOMES, outcome
+from reports.wording import gloss, outcome
 
 
 def build(view: SweepView, scope: Scope) -> Section:
@@ -163,7 +163,7 @@ def _cells(view: SweepView, scope: Scope) -> Table:
         (
             words(outcome(cell.outcome)),
             words(CellRef(cell.cell)),
-            words(OUTCOMES[cell.outcome][1]),
+            words(gloss(cell.outcome, view.verdict.gate)),
             words(str(cell.exit_code)),
         )
         for cell in shown
@@ -174,4 +174,4 @@ def _cells(view: SweepView, scope: Scope) -> Table:
 
 def banner(view: SweepView) -> tuple[State, str]:
     """The verdict's own name and its meaning."""
-    return outcome(view.verdict.outcome), OUTCOMES[view.verdict.outcome][1]
+    return outcome(view.verdict.outcome), gloss(view.verdict.outcome, view.verdict.gate)
