@@ -30,7 +30,7 @@ from engine.batch import (
 from engine.capture import CapturePlan, cut, decisions
 from engine.counters import Tally
 from engine.device.base import CONTROL, Device, Launch, Placed, Recorded
-from engine.errors import NonFiniteLogits
+from engine.errors import EngineError, NonFiniteLogits
 from engine.graph import DTYPES, Graph, stored_bytes
 from engine.kv import KvCache
 from engine.paging.residency import Residency
@@ -85,22 +85,20 @@ class Decoder:
         self._routed_offset = routed_offset(plans)
         self._routing = Routing(plans[1], kv.sequences, tally)
         self._given = given
-        self._control = device.alloc(self._blocks.total_bytes, CONTROL)
         self._spaces = workspace(plans, kv.sequences)
-        self._workspace = device.alloc(self._spaces.total_bytes, "workspace")
-        constants = {c.name: c for plan in plans.values() for c in plan.constants}
-        self._constants = {name: device.alloc(c.nbytes, f"constant {name}") for name, c in constants.items()}
-        for name, constant in constants.items():
-            device.copy_in(self._constants[name], constant.data)
         self._launches: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], Launch] = {}
         self._spreads = states(plans, kv.sequences)
-        named = zip(self._spreads, plans[1].states, strict=True)
-        self._states = [device.alloc(spread.total_bytes, f"state {s.name}") for spread, s in named]
         self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
         self.capture_plan: CapturePlan | None = None if capture is None else cut(plans[1], pager.steady, capture)
         self._tell = tell
         self._warm = False
         self._recorded: list[Recorded | None] | None = None
+        self._allocated: list[int] = []
+        try:
+            self._allocate()
+        except EngineError:
+            self.close()
+            raise
         if self.capture_plan is None:
             tell("declined: capture is off")
         else:
@@ -109,6 +107,21 @@ class Decoder:
             tally.set("segments", self.capture_plan.captured)
             tally.set("seams", self.capture_plan.seam_runs)
             tally.set("seam_nodes", len(self.capture_plan.seams))
+
+    def _allocate(self) -> None:
+        """Plain memory: control blocks, workspace, tables with what is in them, states."""
+        self._control = self._alloc(self._blocks.total_bytes, CONTROL)
+        self._workspace = self._alloc(self._spaces.total_bytes, "workspace")
+        constants = {c.name: c for plan in self._plans.values() for c in plan.constants}
+        self._constants = {name: self._alloc(c.nbytes, f"constant {name}") for name, c in constants.items()}
+        for name, constant in constants.items():
+            self._device.copy_in(self._constants[name], constant.data)
+        named = zip(self._spreads, self._plans[1].states, strict=True)
+        self._states = [self._alloc(spread.total_bytes, f"state {s.name}") for spread, s in named]
+
+    def _alloc(self, nbytes: int, what: str) -> int:
+        self._allocated.append(self._device.alloc(nbytes, what))
+        return self._allocated[-1]
 
     def reset(self) -> None:
         """Begin new sequences: no position is cached, and all of them count."""
@@ -207,8 +220,8 @@ class Decoder:
 
     def close(self) -> None:
         """Free what the decoder allocated."""
-        for address in (self._control, self._workspace, *self._constants.values(), *self._states):
-            self._device.free(address)
+        while self._allocated:
+            self._device.free(self._allocated.pop())
 
     def _forward(self, ids: Prompts, sequences: tuple[int, ...]) -> dict[int, Emitted]:
         """One pass over ids that stand on the device, as many for each of these sequences.

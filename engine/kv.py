@@ -120,19 +120,25 @@ class KvCache:
         if not any(kept):  # nothing to copy, so old and new need not stand side by side
             self.close()
         ranges, apart = self._reserve(to), self._apart(to)
+        mapped: _Granules = ()
         try:
             self._map(ranges, apart, granules)
+            mapped = granules
+            self._copy(ranges, apart, to, kept)
         except EngineError:
-            self._drop(ranges, apart, ())
+            self._drop(ranges, apart, mapped)
             raise
+        self._tally.add("kv_growth_dtod_bytes", growth_copy_bytes(self.geometry, sum(kept)))
+        self._drop(self._ranges, self.stride, self._committed)
+        self.placement, self._ranges, self._committed = to, ranges, granules
+
+    def _copy(self, ranges: Sequence[int], apart: int, to: Placement, kept: Sequence[int]) -> None:
+        """What is kept goes to ranges that are laid out as `to` says."""
         for source, target in zip(self._ranges, ranges, strict=False):  # a new sequence has none to copy from
             for sequence, cached in enumerate(kept):
                 old, new = source + sequence * self.stride, target + sequence * apart
                 for here, there in zip(self.placement.windows(0, cached), to.windows(0, cached), strict=True):
                     self._device.copy_within(new + there[0], old + here[0], here[1] - here[0])
-        self._tally.add("kv_growth_dtod_bytes", growth_copy_bytes(self.geometry, sum(kept)))
-        self._drop(self._ranges, self.stride, self._committed)
-        self.placement, self._ranges, self._committed = to, ranges, granules
 
     def _granules(self, placement: Placement, tokens: Sequence[int]) -> _Granules:
         """What `tokens` positions of each sequence touch."""
@@ -145,7 +151,13 @@ class KvCache:
     def _reserve(self, placement: Placement) -> tuple[int, ...]:
         """Addresses for every layer's keys and values, in turns, of all sequences."""
         nbytes = self._apart(placement) * (self.sequences - 1) + placement.nbytes
-        return tuple(self._device.reserve(nbytes) for _ in range(2 * self.geometry.layers))
+        ranges: list[int] = []
+        try:
+            ranges.extend(self._device.reserve(nbytes) for _ in range(2 * self.geometry.layers))
+        except EngineError:
+            self._drop(ranges, 0, ())
+            raise
+        return tuple(ranges)
 
     def _check_room(self, granules: int, freed: int, tokens: Sequence[int], capacity: int) -> None:
         needed = (granules - freed) * self._device.granule_bytes
@@ -169,8 +181,7 @@ class KvCache:
         try:
             for start in ranges:
                 for address in self._addresses(start, apart, granules):
-                    self._device.map(address, self._pool.take())
-                    self._ledger.charge("kv")
+                    self._pool.map(address, "kv")
                     mapped.append(address)
         except EngineError:
             self._unmap(mapped)
@@ -178,8 +189,7 @@ class KvCache:
 
     def _unmap(self, addresses: Iterable[int]) -> None:
         for address in addresses:
-            self._pool.give(self._device.unmap(address))
-            self._ledger.refund("kv")
+            self._pool.unmap(address, "kv")
 
     def _drop(self, ranges: Sequence[int], apart: int, granules: _Granules) -> None:
         for start in ranges:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -157,11 +158,17 @@ def set_up(
     budget = _budget(request, plan, fixed + foreseen.peak_bytes, device.granule_bytes)
     ledger = Ledger(device.granule_bytes, None if config.vram_limit is None else config.vram_limit - fixed, tally)
     pool = Pool(device, ledger)
-    pager = make_pager(device, plan, config.policy, budget, ledger, pool, tally)
-    kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally, len(positions))
     capture = parse_rules(config.capture_rules) if config.capture else None
-    decoder = Decoder(device, graph, plans, pager, kv, capture, tally, given, tell)
-    pager.preload()
+    with ExitStack() as undo:  # what was made goes back where the next part cannot be made
+        undo.callback(pool.close)
+        pager = make_pager(device, plan, config.policy, budget, ledger, pool, tally)
+        undo.callback(pager.close)
+        kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally, len(positions))
+        undo.callback(kv.close)
+        decoder = Decoder(device, graph, plans, pager, kv, capture, tally, given, tell)
+        undo.callback(decoder.close)
+        pager.preload()
+        undo.pop_all()
     return Setup(ledger, pool, pager, kv, decoder, budget)
 
 

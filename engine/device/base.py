@@ -125,6 +125,7 @@ class Device(Protocol):
 
     Copies, fills and launches are asked for and run later, on the compute branch; `stage` on the copy branch. The host
     waits in `copy_out` and `sync`, and where memory is taken away: `unmap` and `free` wait for all work first.
+    A verb that a capture would have recorded and that fails leaves no capture open.
     """
 
     kind: str

@@ -131,10 +131,14 @@ class Recorder:
         return graph.acts
 
     def _record(self, act: Act) -> bool:
-        """Whether a capture is open and took it."""
+        """Whether a capture is open and took it. Raises DeviceFailure, with none open, where it may not."""
         if self._recording is None:
             return False
-        self._recording.add(act)
+        try:
+            self._recording.add(act)
+        except DeviceFailure:
+            self._recording = None
+            raise
         return True
 
     def _check_closed(self, verb: str) -> None:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from engine.counters import Tally
 from engine.device.base import Device, Granule
+from engine.errors import EngineError
 
 Owner = Literal["weights", "kv"]
 
@@ -94,19 +95,43 @@ class Pool:
         """Bytes owned but unmapped."""
         return len(self._free) * self._ledger.granule_bytes
 
-    def take(self) -> Granule:
-        """A granule to map. Raises OutOfMemory when the device has none left."""
-        if self._free:
-            self._device.tally.add("pool_hits")
-            return self._free.pop()
-        granule = self._device.create()
-        self._device.tally.add("pool_creates")
-        self._ledger.own(1)
-        return granule
+    def map(self, address: int, owner: Owner) -> None:
+        """Map a granule at an address and charge it; one that could not be mapped stays here.
 
-    def give(self, granule: Granule) -> None:
-        """A granule that was unmapped."""
-        self._free.append(granule)
+        Raises OutOfMemory when the device has none left.
+        """
+        if not self._free:
+            self._free.append(self._device.create())
+            self._device.tally.add("pool_creates")
+            self._ledger.own(1)
+        else:
+            self._device.tally.add("pool_hits")
+        self._device.map(address, self._free[-1])
+        self._free.pop()
+        self._ledger.charge(owner)
+
+    def unmap(self, address: int, owner: Owner) -> None:
+        """Unmap the granule at an address, keep it, and take it off the owner's account."""
+        self._free.append(self._device.unmap(address))
+        self._ledger.refund(owner)
+
+    def map_range(self, granules: int, owner: Owner) -> int:
+        """Reserve addresses for whole granules, one at least, and map them all, or nothing; where they start."""
+        start = self._device.reserve(max(granules, 1) * self._ledger.granule_bytes)
+        mapped = 0
+        try:
+            for mapped in range(granules):
+                self.map(start + mapped * self._ledger.granule_bytes, owner)
+        except EngineError:
+            self.unmap_range(start, mapped, owner)
+            raise
+        return start
+
+    def unmap_range(self, start: int, granules: int, owner: Owner) -> None:
+        """Unmap the first granules of a reservation, which are all that it has mapped, and give the addresses back."""
+        for i in range(granules):
+            self.unmap(start + i * self._ledger.granule_bytes, owner)
+        self._device.unreserve(start)
 
     def close(self) -> None:
         """Give every free granule back to the device."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.counters import Tally
 from engine.device.base import Device
-from engine.errors import Refused
+from engine.errors import EngineError, Refused
 from engine.paging.arena import offsets, pack, refuse_small
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.policy import KeyView, Room, Setting, aligned, make
@@ -47,9 +47,14 @@ class Pager:
         refuse_small(plan, self._views, self.capacity, budget_bytes, self._granule)
         name = "lru" if self.fits else policy
         self._policy = make(name, Setting(self._views, steps, self.capacity, self._granule))
-        self._base = device.reserve(max(arena, 1) * self._granule)
         for key in plan.keys:
             device.host_range(key.index, key.weight.data)
+        self._base = device.reserve(max(arena, 1) * self._granule)
+        try:
+            self._slot, self._slot_used = self._map_slot(), 0
+        except EngineError:
+            device.unreserve(self._base)
+            raise
         self._references = [0] * arena
         self._held = 0  # granules with a reference
         self._idle: OrderedDict[int, None] = OrderedDict()  # mapped without one, longest idle first
@@ -61,7 +66,6 @@ class Pager:
         self._offsets = offsets(plan.keys)
         self.traffic = [KeyTraffic() for _ in plan.keys]
         self._arena_capacity = self.capacity - self._policy.slot_granules
-        self._slot, self._slot_used = self._map_slot(self._policy.slot_granules), 0
         self._publish()
 
     @property
@@ -87,8 +91,7 @@ class Pager:
         if not self.fits:
             return
         for view in self._views:
-            self._map(view)
-            self._device.copy_in(self._base + self._offsets[view.index], self._keys[view.index].weight.data)
+            self._bring_in(view)
             self._resident[view.index] = view
             self._content += view.nbytes
             self._tally.add("loaded_keys")
@@ -134,13 +137,14 @@ class Pager:
         while self._idle:
             self._unmap_idle()
         if self._slot is not None:
-            for i in range(self._policy.slot_granules):
-                self._pool.give(self._device.unmap(self._slot + i * self._granule))
-                self._ledger.refund("weights")
-            self._device.unreserve(self._slot)
+            self._pool.unmap_range(self._slot, self._policy.slot_granules, "weights")
             self._slot = None
         self._device.unreserve(self._base)
         self._publish()
+
+    def _map_slot(self) -> int | None:
+        granules = self._policy.slot_granules
+        return self._pool.map_range(granules, "weights") if granules else None
 
     def _page_in(self, view: KeyView) -> int:
         key = self._keys[view.index]
@@ -153,9 +157,7 @@ class Pager:
         if decision == "slot":
             return self._through_slot(view)
         self._make_room(view, evictable)
-        address = self._base + self._offsets[view.index]
-        self._map(view)
-        self._device.copy_in(address, key.weight.data)
+        address = self._bring_in(view)
         if decision == "retain":
             self._resident[view.index] = view
             self._content += view.nbytes
@@ -221,18 +223,35 @@ class Pager:
         needed = sum(1 for g in range(view.first, view.last + 1) if self._references[g] == 0)
         return Room(self._arena_capacity - self._held, needed)
 
+    def _bring_in(self, view: KeyView) -> int:
+        """Map a key and fill it, or neither; its address."""
+        address = self._base + self._offsets[view.index]
+        self._map(view)
+        try:
+            self._device.copy_in(address, self._keys[view.index].weight.data)
+        except EngineError:
+            self._drop(view)
+            raise
+        return address
+
     def _map(self, view: KeyView) -> None:
-        """Hold the key's granules, mapping those that are not mapped yet; idle ones give way, longest idle first."""
+        """Hold the key's granules, mapping those that are not mapped yet; idle ones give way, longest idle first.
+
+        What was mapped when the device refused the next one is idle.
+        """
         fresh = [g for g in range(view.first, view.last + 1) if self._references[g] == 0]
         unmapped = [g for g in fresh if g not in self._idle]
         for g in fresh:
-            self._idle.pop(g, None)
-        self._held += len(fresh)
+            if g in self._idle:
+                self._idle.move_to_end(g)  # these are not given up for each other
         for g in unmapped:
             if self._ledger.mapped_bytes("weights") >= self.capacity_bytes:
                 self._unmap_idle()
-            self._device.map(self._base + g * self._granule, self._pool.take())
-            self._ledger.charge("weights")
+            self._pool.map(self._base + g * self._granule, "weights")
+            self._idle[g] = None
+        for g in fresh:
+            del self._idle[g]
+        self._held += len(fresh)
         for g in range(view.first, view.last + 1):
             self._references[g] += 1
 
@@ -247,17 +266,7 @@ class Pager:
 
     def _unmap_idle(self) -> None:
         granule, _ = self._idle.popitem(last=False)
-        self._pool.give(self._device.unmap(self._base + granule * self._granule))
-        self._ledger.refund("weights")
-
-    def _map_slot(self, granules: int) -> int | None:
-        if granules == 0:
-            return None
-        slot = self._device.reserve(granules * self._granule)
-        for i in range(granules):
-            self._device.map(slot + i * self._granule, self._pool.take())
-            self._ledger.charge("weights")
-        return slot
+        self._pool.unmap(self._base + granule * self._granule, "weights")
 
     def _publish(self) -> None:
         self._tally.set("resident_keys", len(self._resident))

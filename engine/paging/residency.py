@@ -80,7 +80,7 @@ def make_pager(
 ) -> Residency:
     """The pager of a policy. Raises Refused for a budget below the policy's least."""
     if policy == "staging":
-        return StagedPager(device, plan, budget_bytes, ledger, pool, tally)
+        return StagedPager(device, plan, budget_bytes, pool, tally)
     if policy == "zero_copy":
-        return ZeroCopyPager(device, plan, budget_bytes, ledger, pool, tally)
+        return ZeroCopyPager(device, plan, budget_bytes, pool, tally)
     return Pager(device, plan, policy, budget_bytes, ledger, pool, tally)

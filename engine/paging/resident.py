@@ -7,7 +7,7 @@ from collections.abc import Collection
 from engine.counters import Tally
 from engine.device.base import Device
 from engine.paging.arena import offsets
-from engine.paging.ledger import Ledger, Pool
+from engine.paging.ledger import Pool
 from engine.paging.policy import aligned
 from engine.plan import Plan
 
@@ -21,27 +21,22 @@ class ResidentSet:
         plan: Plan,
         keys: Collection[int],
         further_bytes: int,
-        ledger: Ledger,
         pool: Pool,
         tally: Tally,
     ) -> None:
         self._device = device
-        self._ledger = ledger
         self._pool = pool
         self._tally = tally
         self._keys = [k for k in plan.keys if k.index in keys]
         starts = offsets(self._keys)
         packed = starts[-1] + aligned(self._keys[-1].nbytes) if starts else 0
         self._granules = -(-(packed + further_bytes) // device.granule_bytes)
-        self._base = device.reserve(max(self._granules, 1) * device.granule_bytes)
+        self._base = pool.map_range(self._granules, "weights")
         self.places = {k.index: self._base + at for k, at in zip(self._keys, starts, strict=True)}
         self.behind = self._base + packed
         """Where the further memory starts."""
         self.nbytes = sum(k.nbytes for k in self._keys)
         self.loaded = False
-        for i in range(self._granules):
-            device.map(self._base + i * device.granule_bytes, pool.take())
-            ledger.charge("weights")
         self._publish()
 
     def load(self) -> None:
@@ -56,10 +51,7 @@ class ResidentSet:
     def close(self) -> None:
         """Unmap everything and give addresses and granules back."""
         self.loaded = False
-        for i in range(self._granules):
-            self._pool.give(self._device.unmap(self._base + i * self._device.granule_bytes))
-            self._ledger.refund("weights")
-        self._device.unreserve(self._base)
+        self._pool.unmap_range(self._base, self._granules, "weights")
         self._publish()
 
     def _publish(self) -> None:

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from engine.counters import Tally
 from engine.device.base import Device, Event
 from engine.paging.arena import pack, refuse_small
-from engine.paging.ledger import Ledger, Pool
+from engine.paging.ledger import Pool
 from engine.paging.resident import ResidentSet
 from engine.paging.stream import Ring, StreamPlan, divide, schedule
 from engine.paging.traffic import KeyTraffic
@@ -23,9 +23,7 @@ from engine.plan import Plan, Step
 class StagedPager:
     """Residency of a plan's keys under a budget in bytes (None: no bound); every address is known from the start."""
 
-    def __init__(
-        self, device: Device, plan: Plan, budget_bytes: int | None, ledger: Ledger, pool: Pool, tally: Tally
-    ) -> None:
+    def __init__(self, device: Device, plan: Plan, budget_bytes: int | None, pool: Pool, tally: Tally) -> None:
         self._device = device
         self._keys = plan.keys
         self._tally = tally
@@ -38,9 +36,9 @@ class StagedPager:
         self.fits = arena <= capacity
         whole = Ring(frozenset(k.index for k in plan.keys), 0, 0, 0, 0, 0)
         self.ring = whole if self.fits else divide(plan, self.capacity_bytes, granule)
-        self._set = ResidentSet(device, plan, self.ring.resident, self.ring.nbytes, ledger, pool, tally)
         for key in plan.keys:
             device.host_range(key.index, key.weight.data)
+        self._set = ResidentSet(device, plan, self.ring.resident, self.ring.nbytes, pool, tally)
         self._streams: dict[int, StreamPlan] = {}  # by rows
         self._landing: dict[int, Event] = {}  # step -> what it has to wait for, in the order of the copies
         self.stream = self._of(plan)

@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 from engine.counters import Tally
 from engine.device.base import Device
+from engine.errors import EngineError
 from engine.paging.arena import pack
-from engine.paging.ledger import Ledger, Pool
+from engine.paging.ledger import Pool
 from engine.paging.resident import ResidentSet
 from engine.paging.stream import fullest
 from engine.paging.traffic import KeyTraffic
@@ -23,9 +24,7 @@ from engine.plan import Plan, Step
 class ZeroCopyPager:
     """Residency of a plan's keys under a budget in bytes (None: no bound); every address is known from the start."""
 
-    def __init__(
-        self, device: Device, plan: Plan, budget_bytes: int | None, ledger: Ledger, pool: Pool, tally: Tally
-    ) -> None:
+    def __init__(self, device: Device, plan: Plan, budget_bytes: int | None, pool: Pool, tally: Tally) -> None:
         self._device = device
         self._keys = plan.keys
         self._tally = tally
@@ -35,11 +34,16 @@ class ZeroCopyPager:
         self.capacity_bytes = capacity * granule
         self.fits = arena <= capacity
         stays = frozenset(k.index for k in plan.keys) if self.fits else fullest(plan, self.capacity_bytes)
-        self._set = ResidentSet(device, plan, stays, 0, ledger, pool, tally)
         for key in plan.keys:
             device.host_range(key.index, key.weight.data)
+        self._set = ResidentSet(device, plan, stays, 0, pool, tally)
         cold = [k for k in plan.keys if k.index not in stays]
-        self._in_place = {k.index: device.map_host(k.weight.data) for k in cold}
+        self._in_place: dict[int, int] = {}
+        try:
+            self._in_place.update((k.index, device.map_host(k.weight.data)) for k in cold)
+        except EngineError:
+            self.close()
+            raise
         self._of_step = sum(plan.keys[k].nbytes for s in plan.steps for k in s.keys if k in self._in_place)
         self.traffic = [KeyTraffic() for _ in plan.keys]
         tally.set("zero_copy_binds", len(self._in_place))
