@@ -15,7 +15,7 @@ from jobs.errors import JobsError
 from orchestrator.cards import ProbeError
 from orchestrator.commands.shown import MOST_OF_AN_ERROR, shown
 from orchestrator.commands.streams import READER_GONE, Streams, take_streams
-from orchestrator.place import HostLost
+from orchestrator.lost import HostLost
 from orchestrator.version import harness_version
 
 HOST_FAULT = 4

@@ -19,8 +19,9 @@ from jobs.lifecycle import attempts_left
 from jobs.model import ArmPlan, AttemptState, Manifest
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
 from orchestrator.clear import ClearVerdict
+from orchestrator.lost import HostLost, Stopped, WorkerLost
 from orchestrator.outcome import RunOutcome, Spool
-from orchestrator.place import HostLost, Placer, Stopped, Ticket, WorkerLost
+from orchestrator.place import Placer, Ticket
 from orchestrator.worker import WorkerCard, WorkOrder
 
 LEASE_S = 60.0

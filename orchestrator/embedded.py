@@ -23,9 +23,10 @@ from orchestrator.cards import CardHeld, CardName, ProbeError
 from orchestrator.choose import ANY_CLASS, choose_cards
 from orchestrator.dispatch import Dispatcher, Happening, ingest
 from orchestrator.guard import Guard
+from orchestrator.lost import HostLost, Stopped
 from orchestrator.nvml import NvmlProbe
 from orchestrator.outcome import Spool
-from orchestrator.place import HostLost, Patience, Stopped
+from orchestrator.place import Patience
 from orchestrator.ray_app import RayPlacer
 from orchestrator.settings import Settings
 from orchestrator.supervise import deaf

@@ -17,24 +17,6 @@ from orchestrator.clear import ClearVerdict
 from orchestrator.outcome import RunOutcome
 from orchestrator.worker import GpuWorker, WorkerCard, WorkOrder
 
-
-class WorkerLost(Exception):
-    """A worker died or cannot be reached; what it was doing has no outcome."""
-
-    def __init__(self, worker: str, reason: str) -> None:
-        super().__init__(f"worker {worker}: {reason}")
-        self.worker = worker
-        self.reason = reason
-
-
-class HostLost(Exception):
-    """The machinery under the workers is gone, and with it every worker."""
-
-
-class Stopped(Exception):
-    """The user asked for an end; the store can be resumed."""
-
-
 Patience = Callable[[CardHeld], bool]
 """Asked when a card is held by another process: True, after a pause of its own, to try again."""
 

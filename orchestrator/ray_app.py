@@ -20,9 +20,10 @@ from orchestrator.cards import CardName, CardProbe, ProbeError
 from orchestrator.choose import only_visible
 from orchestrator.clear import ClearVerdict
 from orchestrator.guard import MARK, Guard
+from orchestrator.lost import HostLost, Stopped, WorkerLost
 from orchestrator.nvml import NvmlProbe
 from orchestrator.outcome import RunOutcome
-from orchestrator.place import HostLost, Patience, Stopped, Ticket, WorkerLost, no_patience, patiently
+from orchestrator.place import Patience, Ticket, no_patience, patiently
 from orchestrator.scripted import ScriptedProbe, State
 from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
 

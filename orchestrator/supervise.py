@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from jobs.errors import JobsError
 from orchestrator.cards import ProbeError
-from orchestrator.place import HostLost, Stopped
+from orchestrator.lost import HostLost, Stopped
 
 T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

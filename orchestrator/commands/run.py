@@ -38,7 +38,7 @@ from orchestrator.commands.terminal import (
 from orchestrator.conclude import Concluded, judge_sweep, make_folder, withdraw_reports, write_reports
 from orchestrator.embedded import cards_of_host, run_embedded
 from orchestrator.estimate import Estimate, estimate
-from orchestrator.place import HostLost, Stopped
+from orchestrator.lost import HostLost, Stopped
 from orchestrator.progress import SweepProgress
 from orchestrator.resolve import DryResolver, LocalResolver
 from orchestrator.resume import open_by_id, open_by_manifest

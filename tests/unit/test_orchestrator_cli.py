@@ -247,6 +247,15 @@ def test_commands_that_print_print_json_on_request(
     json.loads(capsys.readouterr().out)
 
 
+def test_a_command_imports_only_what_it_needs() -> None:
+    """Reading a store needs neither the engine's libraries nor Ray: each command line pays for its imports."""
+    told = "call(['status', '--help']); print(*sys.modules, file=sys.stderr)"
+    code = f"import sys; from orchestrator.cli import call; {told}"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert {"sqlalchemy", "orchestrator.commands.sweeps"} <= set(done.stderr.split())
+    assert not {"ray", "numpy", "onnx", "scipy", "psutil", "engine.zoo"} & set(done.stderr.split())
+
+
 def test_every_command_in_the_help_has_help_of_its_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["--help"]) == 0
     shown = capsys.readouterr().out

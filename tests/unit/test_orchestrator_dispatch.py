@@ -26,8 +26,9 @@ from orchestrator.cards import CardName
 from orchestrator.choose import simulated_cards
 from orchestrator.dispatch import BEAT_S, Dispatcher, Happening, ingest
 from orchestrator.embedded import half_done
+from orchestrator.lost import HostLost, Stopped, WorkerLost
 from orchestrator.outcome import RunOutcome, Spool
-from orchestrator.place import HostLost, InProcessPlacer, Stopped, Ticket, WorkerLost
+from orchestrator.place import InProcessPlacer, Ticket
 from orchestrator.scripted import ScriptedProbe
 from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
 

@@ -17,7 +17,7 @@ from jobs.errors import StoreError
 from orchestrator.cards import ProbeError
 from orchestrator.commands import run as run_command
 from orchestrator.guard import Guard
-from orchestrator.place import HostLost, Stopped
+from orchestrator.lost import HostLost, Stopped
 from orchestrator.supervise import SIGNALS, StopFlag, deaf, supervised
 
 
