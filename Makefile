@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/stamp
 SWEEP ?= sweeps/smollm2-residency.yaml
 UPGRADE ?=
-WORKERS ?= 2
+WORKERS ?= 3
 # Tests run more than one process on few cores, so each keeps to one BLAS thread. Nothing else of the BLAS is touched.
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
-PYTEST := $(ONE_THREAD) $(BIN)/python -P -m pytest -rs -n $(WORKERS) --dist loadfile
+PYTEST := $(ONE_THREAD) $(BIN)/python -P -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 .PHONY: help sweep test test-full accept chaos hazards lint lock setup clean
 

@@ -16,6 +16,7 @@ import pytest
 from jobs.store import Store
 
 ROOT = Path(__file__).parents[2]
+STRAY = ("engine", "jobs", "reports", "orchestrator")
 
 
 @dataclass(frozen=True)
@@ -32,13 +33,17 @@ class Finished:
 
 def assay(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
-    command = [sys.executable, "-m", "orchestrator.cli", *words]
+    command = [str(Path(sys.executable).with_name("assay")), *words]
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """All of it in a folder that holds four packages of our names, each of which would end whoever imports it."""
     folder = tmp_path_factory.mktemp("tiny")
+    for name in STRAY:
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(f"raise SystemExit('the stray {name} was imported')\n")
     done = assay(folder, "run", str(ROOT / "sweeps" / "tiny.yaml"), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     return Finished(folder, json.loads(done.stdout), done.stderr)
@@ -53,6 +58,16 @@ def test_a_run_prints_its_verdict_and_writes_comment_page_and_store(tiny: Finish
     comment = Path(document["comment"]).read_text()
     for words in ("htod", "hit rate", "bypassed", "floor"):
         assert words in comment.lower()
+
+
+def test_packages_in_the_working_folder_are_left_alone(tiny: Finished) -> None:
+    """What stands there must not be imported in place of what is installed, by command, worker or child."""
+    assert tiny.document["outcome"] == "IMPROVED"
+    assert "stray" not in tiny.stderr + json.dumps(tiny.document)
+    stray = subprocess.run(
+        [sys.executable, "-c", "import engine"], cwd=tiny.folder, capture_output=True, text=True, check=False
+    )
+    assert "the stray engine was imported" in stray.stderr, "they would be found by whoever looks there"
 
 
 def test_progress_goes_to_stderr_and_names_the_simulated_card(tiny: Finished) -> None:

@@ -203,7 +203,9 @@ def test_a_seed_decides(tmp_path: Path, built: dict[str, zoo.ModelFacts]) -> Non
 DEEP = {"qwen2.5-0.5b": 24, "llama-3.2-1b": 16, "qwen2.5-7b": 28}
 
 
-@pytest.mark.parametrize("name", list(DEEP))
+@pytest.mark.parametrize(
+    "name", [name if n == 0 else pytest.param(name, marks=pytest.mark.slow) for n, name in enumerate(DEEP)]
+)
 def test_a_deep_head_is_clearer_than_float16_blurs_it_and_needs_every_layer(name: str, tmp_path: Path) -> None:
     form = small(name, layers=DEEP[name], vocabulary=4096)
     deep = build_geometry(name, form, 5, tmp_path / "deep")
