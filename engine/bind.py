@@ -54,10 +54,10 @@ def _finish(b: Lowering, graph: Graph) -> Plan:
             f"output {info.logits!r} is {logits.dtype}{list(logits.shape)}, not a row of logits for each token",
             "check genai_config.json",
         )
-    if logits.shape[-1] > info.vocabulary:
+    if logits.shape[-1] != info.vocabulary:  # hidden states of an export without its head are fewer
         raise UnsupportedModel(
             f"output {info.logits!r} has {logits.shape[-1]} logits for a vocabulary of {info.vocabulary}",
-            "check vocab_size in genai_config.json",
+            "export the model with its head, or check vocab_size in genai_config.json",
         )
     ids = Ref("control", -1, "int64", (1,), "ids")
     gap = Ref("control", -1, "float32", (1,), "gap")

@@ -3,7 +3,7 @@
 An operator of the standard may mean something else in another version (Softmax before 13, Split before 18), or take as
 an attribute what later became an input. So each node carries the version that its graph imports, and must be a node of
 that version: attributes of the names and types, inputs and outputs of the number that the standard's schema lists.
-Contrib domains have no schemas; their operators' own rules check them.
+Operators of onnxruntime have no schemas in the package: `engine.contrib` lists what they take.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import onnx
 
+from engine import contrib
 from engine.errors import ModelFilesError
 from engine.graph import NEWEST, Node, Subgraph
 from engine.values import Refusal
@@ -59,7 +60,9 @@ def unserved(imports: Mapping[str, int], nodes: Iterable[Node]) -> dict[str, str
 
 
 def check(node: Node) -> None:
-    """Raises Refusal where a node of the standard is none of its version."""
+    """Raises Refusal where a node of the standard is none of its version, or one of onnxruntime asks for more."""
+    if beyond := contrib.beyond(node):
+        raise Refusal(beyond)
     if node.domain or not _has(node.op):
         return  # SimplifiedLayerNormalization stands in the default domain and in no standard
     schema = _schema(node.op, max(node.opset, _AHEAD.get(node.op, 0)))

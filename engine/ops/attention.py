@@ -13,13 +13,6 @@ from engine.ops.rotary import check_start
 from engine.plan import KvGeometry, Operand, Ref
 from engine.values import ByLength, LengthValue, Past, Positions, Refusal, WeightValue
 
-_SERVED = {
-    "causal": 1,
-    "smooth_softmax": 0,
-    "qk_output": 0,
-}
-"""Attributes that change what is computed, with the one value that is served: also the default where absent."""
-
 
 @op("com.microsoft", "GroupQueryAttention")
 def group_query_attention(b: Lowering, node: Node) -> None:
@@ -27,16 +20,12 @@ def group_query_attention(b: Lowering, node: Node) -> None:
 
     Query, key and value come apart or packed in input 0. Lengths (inputs 5 and 6) must follow from the mask alone.
     """
-    a = node.attributes
     heads, kv_heads = whole(node, "num_heads", least=1), whole(node, "kv_num_heads", least=1)
-    for name, served in _SERVED.items():
-        if a.get(name, served) != served:
-            raise Refusal(f"{name} = {a[name]} is not served")
     window = whole(node, "local_window_size", -1)
     if not window:
         raise Refusal("local_window_size = 0 leaves a query nothing to see")
     if whole(node, "sliding_window_cache", 0) and window < 1:  # with one, a cache that grows gives the same numbers
-        raise Refusal(f"sliding_window_cache = {a['sliding_window_cache']} without a window is not served")
+        raise Refusal("sliding_window_cache = 1 without a window is not served")
     if node.input(10):
         raise Refusal("a bias is not served")
     if node.input(9) and b.value(node.input(9)) != Positions((1, b.rows)):

@@ -14,6 +14,12 @@ from engine.plan import Operand
 from engine.values import Const, Refusal, State
 
 RULES = ("linear", "gated", "delta", "gated_delta")
+_DELTA_NET = (
+    ("update_rule", "gated_delta", "gated_delta"),
+    ("gate_activation", "none", "qwen"),
+    ("beta_activation", "none", "sigmoid"),
+)
+"""Of GatedDeltaNet: an attribute, what it is where absent, and the value that is served."""
 
 
 @op("", "LinearAttention")
@@ -42,10 +48,9 @@ def gated_delta_net(b: Lowering, node: Node) -> None:
     """Queries, keys and values [batch, tokens, heads, size], raw gates, and a state [batch, heads, dv, dk]."""
     if node.input(3):
         raise Refusal("packed sequences are not served")
-    served = {"update_rule": "gated_delta", "gate_activation": "qwen", "beta_activation": "sigmoid"}
-    for name, value in served.items():
-        if node.attributes.get(name, value) != value:
-            raise Refusal(f"{name} = {node.attributes[name]!r} is not served")
+    for name, absent, served in _DELTA_NET:
+        if node.attributes.get(name, absent) != served:
+            raise Refusal(f"{name} = {node.attributes.get(name, absent)!r} is not served: {served!r} is")
     q, k, v = (b.tensor(node, i) for i in range(3))
     state = b.value(node.input(6))
     if {len(x.shape) for x in (q, k, v)} != {4} or q.shape != k.shape or q.shape[:2] != v.shape[:2]:

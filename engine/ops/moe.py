@@ -32,8 +32,11 @@ def qmoe(b: Lowering, node: Node) -> None:
             "export with qmoe_weights_prepacked=0 and moe_quant_type=int4 or int8"
         )
     bits = whole(node, "expert_weight_bits", 4)
-    if bits not in (4, 8) or any(whole(node, f"fc{i}_weight_bits", bits) != bits for i in (1, 2)):
+    if bits not in (4, 8):
         raise Refusal(f"{bits} bits are not served")
+    for name in ("fc1_expert_weight_bits", "fc2_expert_weight_bits"):
+        if whole(node, name, bits) != bits:
+            raise Refusal(f"{name} = {node.attributes[name]} beside expert_weight_bits = {bits} is not served")
     block = whole(node, "block_size", 0, least=0)
     fc1, fc2 = b.weight(node, 2), b.weight(node, 5)
     rows, hidden = (w.shape[1] if len(w.shape) == 3 else 0 for w in (fc1, fc2))

@@ -1,9 +1,10 @@
 """The reference: a decoder's logits in float32, teacher-forced, by none of the code that decodes.
 
 It walks the graph as it was loaded, over the whole sequence at once: attention by masks instead of a cache, linear
-attention without a state, every product of all rows in one matmul. Of the engine it uses the loaded graph alone: no
-plan, no kernel, no pager, so that an error in those cannot hide in it. Half types are widened where they are read, and
-nothing is rounded to them; weights are widened slab by slab from the mapping.
+attention without a state, every product of all rows in one matmul. Of the engine it uses the loaded graph, and the list
+of what onnxruntime's operators take: no plan, no kernel, no pager, so that an error in those cannot hide in it. Half
+types are widened where they are read, and nothing is rounded to them; weights are widened slab by slab from the
+mapping.
 
 What a graph makes depend on the call follows the calls of a decode: the prompt in one, each later token alone. A head
 that sees the last row of each call alone is applied to every row.

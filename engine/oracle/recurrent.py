@@ -44,8 +44,9 @@ def _gate(i: Inputs) -> Computed:
 def _gated_delta_net(i: Inputs) -> Computed:
     """Queries, keys, values [1, T, heads, size], raw gates, the state, A_log, dt_bias."""
     i.only("update_rule", "gated_delta")
-    i.only("gate_activation", "qwen")
-    i.only("beta_activation", "sigmoid")
+    for name, served in (("gate_activation", "qwen"), ("beta_activation", "sigmoid")):  # absent is "none"
+        if i.node.attributes.get(name) != served:
+            raise Unserved(f"{name} = {i.node.attributes.get(name, 'none')!r}")
     if i.has(3):
         raise Unserved("packed sequences")
     q, k, v = (i.floats(n)[0] for n in range(3))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from engine.contrib import beyond
 from engine.errors import UnsupportedModel
 from engine.graph import Graph, Node, Subgraph, Weight
 from engine.oracle import attention, experts, norms, products, recurrent, standard
@@ -46,6 +47,11 @@ class Walk:
         made = values[name]
         if not isinstance(made, np.ndarray) or made.ndim != 3 or made.shape[:2] != (1, self._positions):
             raise UnsupportedModel(f"output {name!r} is not a row of logits for each position")
+        if made.shape[2] != self._graph.info.vocabulary:  # hidden states of an export without its head are fewer
+            raise UnsupportedModel(
+                f"output {name!r} has {made.shape[2]} logits for a vocabulary of {self._graph.info.vocabulary}",
+                "export the model with its head, or check vocab_size in genai_config.json",
+            )
         return np.asarray(made[0], np.float32)
 
     def _needed(self) -> list[Node]:
@@ -185,6 +191,7 @@ def _check_served(nodes: Sequence[Node]) -> None:
         f"{n.name} ({n.full_op}): operator is not computed" for n in (*nodes, *inside) if (n.domain, n.op) not in known
     ]
     old = {n.opset for n in (*nodes, *inside) if not n.domain and n.opset < OLDEST_COMPUTED}
+    reasons += [f"{n.name} ({n.full_op}): {reason}" for n in (*nodes, *inside) if (reason := beyond(n))]
     reasons += [f"ai.onnx {version} is older than {OLDEST_COMPUTED}, the oldest computed" for version in old]
     if reasons:
         raise _refusal(reasons)

@@ -260,7 +260,8 @@ def test_experts_of_sizes_that_do_not_fit_are_refused(name: str, array: NDArray[
     ("changed", "more", "says"),
     [
         ({}, {"expert_weight_bits": 2}, "2 bits"),
-        ({}, {"fc2_weight_bits": 8}, "bits"),
+        ({}, {"fc2_expert_weight_bits": 8}, "fc2_expert_weight_bits = 8 beside expert_weight_bits = 4"),
+        ({}, {"fc1_expert_weight_bits": 8}, "fc1_expert_weight_bits = 8 beside expert_weight_bits = 4"),
         ({}, {"quant_type": "fp4"}, "quant_type 'fp4'"),
         ({}, {"weights_prepacked": 1}, "raw int4 and int8 ones are served"),
         ({}, {"use_sparse_mixer": 1}, "sparse mixer"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine import oracle
 from engine.bind import lower
 from engine.errors import UnsupportedModel
+from engine.graph import Value
 from engine.lower import _place
 from engine.onnx_load import load
 from engine.plan import Access, Operand, Ref, Step
@@ -28,6 +31,7 @@ from tests.unit.engine_rig import (
     run,
     set_attribute,
 )
+from tests.unit.engine_small import Small
 
 GQA = "layers.0/attn/GroupQueryAttention"
 GATE = "layers.0/mlp/gate_proj/MatMul_Q4"
@@ -233,6 +237,21 @@ def test_more_logits_than_the_vocabulary_has_are_refused(tiny: Path, tmp_path: P
     """An id beyond the table could be chosen and then not be read."""
     error = refusal(reconfigured(tiny, tmp_path / "m", lambda c: c["model"].update(vocab_size=511)))
     assert "512 logits for a vocabulary of 511" in error.message
+
+
+def test_hidden_states_of_an_export_without_its_head_are_not_taken_for_logits() -> None:
+    """As exclude_lm_head=true writes them: then the only float output beside the caches is a state's."""
+    s = Small(hidden=8)
+    x = s.embedded()
+    s.attended(x)
+    graph = s.graph()
+    outputs = {**graph.outputs, x: Value(x, "float32", ())}
+    hidden = replace(graph, info=replace(graph.info, logits=x), outputs=outputs)
+    for use in (lambda: lower(hidden, 1), lambda: oracle.logits(hidden, [1, 2])):
+        with pytest.raises(UnsupportedModel) as caught:
+            use()
+        assert "has 8 logits for a vocabulary of 12" in caught.value.message
+        assert "export the model with its head" in caught.value.remedy
 
 
 def retyped(*kinds: int) -> Callable[[onnx.ModelProto], None]:
