@@ -88,12 +88,19 @@ _ROWS: tuple[Counter, ...] = (
     Counter("mapped_physical_bytes", "bytes", "gauge", "plan", "neutral", "granules mapped for weights, in bytes"),
     Counter("physical_owned_bytes", "bytes", "gauge", "plan", "neutral", "physical memory held by the granule pool"),
     Counter("peak_committed_bytes", "bytes", "peak", "plan", "lower", "highest granule bytes mapped, all owners"),
+    Counter("weight_capacity_bytes", "bytes", "gauge", "plan", "neutral", "granule bytes that weights may map now"),
     Counter("kv_committed_bytes", "bytes", "gauge", "plan", "neutral", "granule bytes mapped for the KV cache"),
     Counter("peak_kv_committed_bytes", "bytes", "peak", "plan", "lower", "highest of it, both copies during a growth"),
     Counter(
         "kv_growths", "count", "activity", "plan", "neutral", "larger buckets of a sequence", "kv_growth_dtod_bytes"
     ),
     Counter("kv_growth_dtod_bytes", "bytes", "activity", "plan", "lower", "cached bytes copied because heads moved"),
+    Counter(
+        "growth_grants", "count", "activity", "plan", "neutral", "KV growths that weights gave way to", "granted_bytes"
+    ),
+    Counter("granted_bytes", "bytes", "activity", "plan", "neutral", "capacity that weights gave to the KV cache"),
+    Counter("grant_refusals", "count", "activity", "plan", "lower", "growths that found no room, nothing changed"),
+    Counter("grant_rollbacks", "count", "activity", "plan", "lower", "grants undone since the growth failed"),
     Counter(
         "prefix_hit_tokens", "count", "activity", "plan", "higher", "prompt tokens found cached", "prefix_hit_bytes"
     ),
@@ -112,6 +119,9 @@ _ROWS: tuple[Counter, ...] = (
     Counter("replays", "count", "activity", "plan", "neutral", "one-token steps that replayed one"),
     Counter("fallbacks", "count", "activity", "plan", "lower", "one-token steps that wanted a graph and ran eagerly"),
     Counter("invalidations", "count", "activity", "plan", "neutral", "graphs thrown away"),
+    Counter("kv_move_invalidations", "count", "activity", "plan", "neutral", "of these, as the KV cache moved"),
+    Counter("grant_invalidations", "count", "activity", "plan", "neutral", "of these, as weights gave way"),
+    Counter("grant_keeps", "count", "activity", "plan", "neutral", "grants that a graph outlived"),
     Counter("growth_keeps", "count", "activity", "plan", "neutral", "KV growths that a graph outlived"),
     Counter("decode_steps", "count", "activity", "plan", "neutral", "one-token forward passes"),
     Counter("graph_nodes", "count", "gauge", "device", "neutral", "nodes of the live graphs"),

@@ -89,7 +89,6 @@ class Decoder:
         self._launches: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], Launch] = {}
         self._spreads = states(plans, kv.sequences)
         self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
-        self.capture_plan: CapturePlan | None = None if capture is None else cut(plans[1], pager.steady, capture)
         self._tell = tell
         self._warm = False
         self._recorded: list[Recorded | None] | None = None
@@ -99,14 +98,22 @@ class Decoder:
         except EngineError:
             self.close()
             raise
-        if self.capture_plan is None:
-            tell("declined: capture is off")
-        else:
-            for decision in decisions(plans[1], self.capture_plan):
-                tell(decision)
-            tally.set("segments", self.capture_plan.captured)
-            tally.set("seams", self.capture_plan.seam_runs)
-            tally.set("seam_nodes", len(self.capture_plan.seams))
+        self._rules = capture
+        self._epoch = pager.epoch
+        self.capture_plan: CapturePlan | None = None
+        self._cut()
+
+    def _cut(self) -> None:
+        """Cut the one-token step into segments and seams, by what is steady now."""
+        if self._rules is None:
+            self._tell("declined: capture is off")
+            return
+        self.capture_plan = cut(self._plans[1], self._pager.steady, self._rules)
+        for decision in decisions(self._plans[1], self.capture_plan):
+            self._tell(decision)
+        self._tally.set("segments", self.capture_plan.captured)
+        self._tally.set("seams", self.capture_plan.seam_runs)
+        self._tally.set("seam_nodes", len(self.capture_plan.seams))
 
     def _allocate(self) -> None:
         """Plain memory: control blocks, workspace, tables with what is in them, states."""
@@ -254,20 +261,33 @@ class Decoder:
 
     def _make_room(self, positions: Sequence[int]) -> None:
         """Have the cache hold so many positions of each sequence; where it moved, what had its addresses is void."""
+        grants = self._tally.read().get("growth_grants", 0)
         growth = self._kv.ensure(positions, kept=self._lengths)
-        if growth == "moved":
-            self._launches.clear()
-            self._warm = False  # other strides are another signature: run eagerly once before it is recorded
-            if self._recorded is not None:
-                self._recorded = None
-                self._tally.add("invalidations")
-                self._tally_nodes()
-                self._tell(
-                    f"invalidated at length {max(self._lengths)}: the KV cache moved, and graphs hold its addresses"
-                )
-        elif growth == "kept" and any(self._lengths) and self._recorded is not None:
-            self._tally.add("growth_keeps")
-            self._tell(f"kept at length {max(self._lengths)}: the KV cache grew where it lies")
+        granted = self._tally.read().get("growth_grants", 0) != grants
+        if self._epoch != self._pager.epoch:
+            self._epoch = self._pager.epoch
+            self._void("grant_invalidations", "weights gave way, and graphs hold their addresses")
+            self._cut()
+        elif growth == "moved":
+            self._void("kv_move_invalidations", "the KV cache moved, and graphs hold its addresses")
+        elif self._recorded is not None:
+            if growth == "kept" and any(self._lengths):
+                self._tally.add("growth_keeps")
+                self._tell(f"kept at length {max(self._lengths)}: the KV cache grew where it lies")
+            if granted:
+                self._tally.add("grant_keeps")
+                self._tell(f"kept at length {max(self._lengths)}: weights gave way, and no graph reads them")
+
+    def _void(self, reason: str, why: str) -> None:
+        """What has been bound or recorded no longer holds; `reason` is the counter of the graphs thrown away for it."""
+        self._launches.clear()
+        self._warm = False  # other addresses are another signature: run eagerly once before it is recorded
+        if self._recorded is not None:
+            self._recorded = None
+            self._tally.add("invalidations")
+            self._tally.add(reason)
+            self._tally_nodes()
+            self._tell(f"invalidated at length {max(self._lengths)}: {why}")
 
     def _emitted(self, plan: Plan, sequences: tuple[int, ...]) -> dict[int, Emitted]:
         """What each sequence chose, experts too, in one copy. Raises NonFiniteLogits for one that has not stopped."""

@@ -126,6 +126,13 @@ def evaluate(
             c("zero_copy_bytes"),
         ),
         Equation("W11", "weights mapped at peak <= capacity", "<=", f("peak_weight_mapped_bytes"), f("capacity_bytes")),
+        Equation(
+            "G1",
+            "capacity at first == capacity left + granted",
+            "==",
+            f("capacity_bytes"),
+            f("capacity_left_bytes") + c("granted_bytes"),
+        ),
         Equation("W12", "ledger faults == 0", "==", sum(c(n) for n in _FAULTS), 0),
         Equation("A8", "content resident <= mapped", "<=", c("content_resident_bytes"), c("mapped_physical_bytes")),
         Equation(
@@ -192,35 +199,42 @@ def evaluate(
         rows.append(Equation("M3", "routed bytes <= the banks in each pass", "<=", asked, most))
     if "ring_slots" in facts:
         rows += [
-            Equation(name, f"{counter} == {fact} * forward_steps", "==", c(counter), f(fact) * c("forward_steps"))
+            Equation(name, f"{counter} == what the schedules of all passes copy", "==", c(counter), f(fact))
             for name, counter, fact in (
-                ("S1", "staged_bytes", "staged_bytes_per_step"),
-                ("S2", "ring_waits", "ring_waits_per_step"),
+                ("S1", "staged_bytes", "staged_bytes_foreseen"),
+                ("S2", "ring_waits", "ring_waits_foreseen"),
             )
         ]
         calls = c("vmm_calls_steady") + c("alloc_calls_steady")
         rows.append(Equation("S3", "staging: VMM calls and allocations in steady state == 0", "==", calls, 0))
-        rows.append(Equation("S4", "staging: evictions == 0", "==", c("evictions"), 0))
-    if "zero_copy_bytes_per_step" in facts:
-        in_place = f("zero_copy_bytes_per_step") * c("forward_steps")
+        replanned = f("replanned_keys")
+        rows.append(Equation("S4", "staging: evictions == keys of re-planned sets", "==", c("evictions"), replanned))
+    if "zero_copy_bytes_foreseen" in facts:
+        gone, replanned = c("page_ins") + c("evictions"), f("replanned_keys")
         rows += [
             Equation(
                 "Z1",
-                "zero_copy_bytes == zero_copy_bytes_per_step * forward_steps",
+                "zero_copy_bytes == what all passes read in place",
                 "==",
                 c("zero_copy_bytes"),
-                in_place,
+                f("zero_copy_bytes_foreseen"),
             ),
-            Equation("Z2", "zero copy: nothing is copied, nothing evicted", "==", c("page_ins") + c("evictions"), 0),
+            Equation("Z2", "zero copy: page_ins + evictions == keys of re-planned sets", "==", gone, replanned),
         ]
+    if "limit_bytes" in facts:
+        rows.append(Equation("G2", "owned <= what the limit leaves", "<=", c("physical_owned_bytes"), f("limit_bytes")))
     if f("resident") == 1:
         rows.append(Equation("W13", "all fits: page_ins == 0", "==", c("page_ins"), 0))
         rows.append(Equation("W13l", "all fits: loaded_keys == keys", "==", c("loaded_keys"), f("keys")))
     if facts["kv_layout"] == "seq-major":
         rows.append(Equation("A17", "seq-major: growth copies == 0", "==", c("kv_growth_dtod_bytes"), 0))
-        rows.append(Equation("A17g", "seq-major: graphs thrown away == 0", "==", c("invalidations"), 0))
+        rows.append(
+            Equation("A17g", "seq-major: graphs that its moves throw away == 0", "==", c("kv_move_invalidations"), 0)
+        )
     if capture:
         parts = c("warm_steps") + c("captures") + c("replays") + c("fallbacks")
+        causes = c("kv_move_invalidations") + c("grant_invalidations")
+        rows.append(Equation("A14r", "invalidations == sum over reasons", "==", c("invalidations"), causes))
         rows.append(Equation("A14", "invalidations <= captures", "<=", c("invalidations"), c("captures")))
         rows.append(
             Equation("C1", "one-token steps == warm + captures + replays + fallbacks", "==", c("decode_steps"), parts)

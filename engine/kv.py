@@ -15,6 +15,7 @@ from engine.counters import Tally
 from engine.device.base import Device
 from engine.errors import EngineError, Refused
 from engine.kv_layout import Buckets, Placement, growth_copy_bytes
+from engine.paging.grants import Grants
 from engine.paging.ledger import Ledger, Pool
 from engine.plan import KvGeometry
 
@@ -38,7 +39,9 @@ class KvCache:
         pool: Pool,
         tally: Tally,
         sequences: int = 1,
+        grants: Grants | None = None,
     ) -> None:
+        self._grants = grants or Grants(ledger, tally)
         self._device = device
         self._ledger = ledger
         self._pool = pool
@@ -84,7 +87,7 @@ class KvCache:
         if grows and self._moves:
             self._move(Placement(self.geometry, self.placement.layout, wanted), tokens, kept)
         else:
-            self._extend(tokens)
+            self._extend(tokens, wanted)
         self.capacity, self._new = wanted, False
         if not grows:
             return "none"
@@ -102,21 +105,27 @@ class KvCache:
         self._drop(self._ranges, self.stride, self._committed)
         self._ranges, self._committed, self.capacity = (), ((),) * self.sequences, 0
 
-    def _extend(self, tokens: Sequence[int]) -> None:
+    def _extend(self, tokens: Sequence[int], bucket: int) -> None:
         """Map what `tokens` positions of each sequence touch and is not mapped yet."""
         fresh: list[tuple[int, ...]] = []
         for committed, wanted in zip(self._committed, self._granules(self.placement, tokens), strict=True):
             known = set(committed)
             fresh.append(tuple(g for g in wanted if g not in known))
-        self._check_room(len(self._ranges) * sum(map(len, fresh)), 0, tokens, self.placement.capacity)
-        self._map(self._ranges, self.stride, tuple(fresh))
+        needed = self._nbytes(tuple(fresh))
+        filled = self._nbytes(self._granules(self.placement, [bucket] * self.sequences))
+        with self._grants.room(needed, filled - self._nbytes(self._committed), _told(tokens, bucket)):
+            self._map(self._ranges, self.stride, tuple(fresh))
         self._committed = tuple(old + new for old, new in zip(self._committed, fresh, strict=True))
 
     def _move(self, to: Placement, tokens: Sequence[int], kept: Sequence[int]) -> None:
         """Take new ranges, copy what is kept, give the old ones back; in between both are mapped, and charged."""
         granules = self._granules(to, tokens)
-        freed = 0 if any(kept) else len(self._ranges) * sum(map(len, self._committed))
-        self._check_room(2 * self.geometry.layers * sum(map(len, granules)), freed, tokens, to.capacity)
+        filled = self._nbytes(self._granules(to, [to.capacity] * self.sequences))
+        freed = 0 if any(kept) else self._nbytes(self._committed)
+        with self._grants.room(self._nbytes(granules) - freed, filled - freed, _told(tokens, to.capacity)):
+            self._move_to(to, granules, kept)
+
+    def _move_to(self, to: Placement, granules: _Granules, kept: Sequence[int]) -> None:
         if not any(kept):  # nothing to copy, so old and new need not stand side by side
             self.close()
         ranges, apart = self._reserve(to), self._apart(to)
@@ -159,16 +168,9 @@ class KvCache:
             raise
         return tuple(ranges)
 
-    def _check_room(self, granules: int, freed: int, tokens: Sequence[int], capacity: int) -> None:
-        needed = (granules - freed) * self._device.granule_bytes
-        room = self._ledger.room_bytes
-        if room is not None and needed > room:
-            positions = " + ".join(map(str, tokens))
-            raise Refused(
-                f"the KV cache needs {needed} bytes more for {positions} positions in a bucket of {capacity}, "
-                f"{room} bytes are left under the vram limit",
-                f"raise the limit by at least {needed - room} bytes",
-            )
+    def _nbytes(self, granules: _Granules) -> int:
+        """Of these granules in every range."""
+        return 2 * self.geometry.layers * sum(map(len, granules)) * self._device.granule_bytes
 
     def _addresses(self, start: int, apart: int, granules: _Granules) -> Iterator[int]:
         """Where granules of each sequence lie, in a range that starts there."""
@@ -195,3 +197,7 @@ class KvCache:
         for start in ranges:
             self._unmap(self._addresses(start, apart, granules))
             self._device.unreserve(start)
+
+
+def _told(tokens: Sequence[int], bucket: int) -> str:
+    return f"{' + '.join(map(str, tokens))} positions in a bucket of {bucket}"

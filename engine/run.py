@@ -11,25 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import engine
-from engine.batch import Prompts, chunk_rows, fixed_bytes
+from engine.batch import Prompts, chunk_rows
 from engine.bind import lower
 from engine.capture_rules import parse_rules
-from engine.config import HOST_POLICIES, RunRequest, cards_can_be_called, parse_share
+from engine.choice import Choice, choose
+from engine.choice import foreseen as foreseen_of
+from engine.config import HOST_POLICIES, RunRequest, cards_can_be_called
 from engine.counters import COUNTERS, Tally
 from engine.decode import Decoder
 from engine.device.base import Device
 from engine.device.plan_only import PlanDevice
 from engine.device.sim import SimDevice
 from engine.equations import Equation, Sums, evaluate
-from engine.errors import BadRequest, EngineError, OutOfMemory, Refused
+from engine.errors import BadRequest, EngineError, OutOfMemory
 from engine.generate import Clock, Progress, emitted_tokens, generate
 from engine.graph import Graph, sources
 from engine.journal import Emit
 from engine.kv import KvCache
-from engine.kv_layout import Buckets, Forecast, forecast
 from engine.onnx_load import load, recorded_digest
+from engine.paging.grants import Grant, Grants
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.residency import Residency, least_budget, make_pager
+from engine.paging.residency import Residency, make_pager
 from engine.plan import Plan
 from engine.prefix import check_no_states
 from engine.routed import given_for, record
@@ -100,15 +102,19 @@ def _fail(error: EngineError, emit: Emit, progress: Progress) -> int:
 
 def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> None:
     device = progress.device = make_device(request)
-    emit(_hello(request, device))
+    choice = None
+    try:
+        graph = load(request.model, hollow=request.arithmetic == "none")
+        _check_prompt(request, graph)
+        plans = plans_for(graph, request.prompts, request.config.prefill_chunk)
+        _check_reuse(request, plans[1])
+        choice = choose(request, graph, plans, device.kind, device.granule_bytes)
+    finally:  # whatever ends the run, its lines begin with who ran
+        emit(_hello(request, device, choice))
     emit({"type": "progress", "phase": "load", "done": 0, "of": 1})
-    graph = load(request.model, hollow=request.arithmetic == "none")
-    _check_prompt(request, graph)
-    plans = plans_for(graph, request.prompts, request.config.prefill_chunk)
-    _check_reuse(request, plans[1])
     given = given_for(request, plans[1])
     tell = _teller(emit) if request.log_capture else _silent
-    setup = set_up(request, device, graph, plans, progress.tally, given, tell)
+    setup = set_up(request, device, graph, plans, progress.tally, given, tell, lambda grant: emit(grant.line()))
     generations = generate(request, emit, clock, progress, setup.decoder, graph)
     record(request, setup.decoder.routing)
     _report(request, emit, progress, setup, graph, plans[1], generations)
@@ -132,6 +138,8 @@ class Setup:
     kv: KvCache
     decoder: Decoder
     budget_bytes: int | None
+    capacity_bytes: int
+    """What weights might map at first; less may be left of it."""
 
 
 def set_up(
@@ -142,71 +150,31 @@ def set_up(
     tally: Tally,
     given: Given | None = None,
     tell: Callable[[str], None] = _silent,
+    announce: Callable[[Grant], None] = lambda grant: None,
 ) -> Setup:
     """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small.
 
-    `tell` hears what was decided of captures.
+    `tell` hears what was decided of captures, `announce` when weights give way to the KV cache.
     """
-    config = request.config
-    if config.policy in HOST_POLICIES and device.kind == "cuda":
-        raise BadRequest(f"policy {config.policy!r} is not served on a card", "use stable_slot there, or --device sim")
-    positions = [len(prompt) + request.tokens - 1 for prompt in request.prompts]
-    plan = plans[1]
-    fixed = fixed_bytes(plans, len(positions))
-    buckets = _buckets(request, max(positions), graph.info.context_length)
-    foreseen = _foreseen(request, plan, buckets, device.granule_bytes, request.tokens - 1)
-    budget = _budget(request, plan, fixed + foreseen.peak_bytes, device.granule_bytes)
-    ledger = Ledger(device.granule_bytes, None if config.vram_limit is None else config.vram_limit - fixed, tally)
+    choice = choose(request, graph, plans, device.kind, device.granule_bytes)
+    config, plan, sequences = request.config, plans[1], len(request.prompts)
+    if choice.policy in HOST_POLICIES and device.kind == "cuda":
+        raise BadRequest(f"policy {choice.policy!r} is not served on a card", "use stable_slot there, or --device sim")
+    ledger = Ledger(device.granule_bytes, choice.limit_bytes, tally)
     pool = Pool(device, ledger)
     capture = parse_rules(config.capture_rules) if config.capture else None
     with ExitStack() as undo:  # what was made goes back where the next part cannot be made
         undo.callback(pool.close)
-        pager = make_pager(device, plan, config.policy, budget, ledger, pool, tally)
+        pager = make_pager(device, plan, choice.policy, choice.budget_bytes, ledger, pool, tally)
         undo.callback(pager.close)
-        kv = KvCache(device, plan.kv, config.kv_layout, buckets, ledger, pool, tally, len(positions))
+        grants = Grants(ledger, tally, pager, choice.kv.peak_bytes, announce)
+        kv = KvCache(device, plan.kv, config.kv_layout, choice.buckets, ledger, pool, tally, sequences, grants)
         undo.callback(kv.close)
         decoder = Decoder(device, graph, plans, pager, kv, capture, tally, given, tell)
         undo.callback(decoder.close)
         pager.preload()
         undo.pop_all()
-    return Setup(ledger, pool, pager, kv, decoder, budget)
-
-
-def _buckets(request: RunRequest, positions: int, context: int | None) -> Buckets:
-    """What the cache grows through; without a capacity asked for, up to what the run needs within the context."""
-    asked, least = request.config.kv_capacity, request.config.kv_min_bucket
-    if asked is None:
-        return Buckets(Buckets(context or positions, least).of(positions), least)
-    if asked < positions:
-        raise BadRequest(f"kv_capacity {asked} is below the {positions} positions of prompt and tokens", "raise it")
-    return Buckets(asked, least)
-
-
-def _foreseen(request: RunRequest, plan: Plan, buckets: Buckets, granule: int, steps: int) -> Forecast:
-    """What the caches of all sequences come to after `steps` one-token steps."""
-    prompts = [len(prompt) for prompt in request.prompts]
-    longest = max(prompts)
-    lengths = range(longest, longest + steps + 1)
-    behind = [longest - prompt for prompt in prompts]
-    return forecast(plan.kv, request.config.kv_layout, buckets, lengths, granule, behind)
-
-
-def _budget(request: RunRequest, plan: Plan, fixed_bytes: int, granule: int) -> int | None:
-    config = request.config
-    budget = config.weight_budget
-    if isinstance(budget, str):
-        budget = int(parse_share(budget) * plan.weight_bytes)
-    if config.vram_limit is None:
-        return budget
-    left = config.vram_limit - fixed_bytes
-    least = least_budget(plan, config.policy, granule)
-    if left < least:
-        raise Refused(
-            f"vram limit {config.vram_limit} bytes leaves {max(left, 0)} for weights beside {fixed_bytes} for KV "
-            f"cache, workspace and tables; the widest step needs {least}",
-            f"give at least {fixed_bytes + least} bytes",
-        )
-    return left if budget is None else min(budget, left)
+    return Setup(ledger, pool, pager, kv, decoder, choice.budget_bytes, pager.capacity_bytes)
 
 
 def _check_prompt(request: RunRequest, graph: Graph) -> None:
@@ -317,9 +285,9 @@ def _facts(
     steps = max(len(g["step_ns"]) for g in generations)
     cached = sum(map(len, prompts)) + steps * len(prompts)  # a sequence that stopped goes on beside the others
     starts = 1 if request.config.prefix_reuse and max(map(len, prompts)) > 1 else len(generations)
-    foreseen = _foreseen(request, plan, kv.buckets, setup.ledger.granule_bytes, steps)
-    capacity = setup.pager.capacity_bytes
-    streamed = 0 if setup.pager.fits else max(0, plan.weight_bytes - capacity)
+    foreseen = foreseen_of(request, plan, kv.buckets, setup.ledger.granule_bytes, steps)
+    capacity = _measured_capacity(setup, generations)
+    streamed = max(0, plan.weight_bytes - capacity)
     largest = max(plan.keys, key=lambda k: k.nbytes)
     return {
         "weight_bytes": plan.weight_bytes,
@@ -328,7 +296,9 @@ def _facts(
         "largest_key_bytes": largest.nbytes,
         "largest_step_bytes": sum(plan.keys[k].nbytes for k in plan.largest_step_keys),
         "budget_bytes": setup.budget_bytes if setup.budget_bytes is not None else plan.weight_bytes,
-        "capacity_bytes": capacity,
+        "capacity_bytes": setup.capacity_bytes,
+        "capacity_left_bytes": setup.pager.capacity_bytes,
+        "measured_capacity_bytes": capacity,
         "resident": int(setup.pager.fits),
         "requested_bytes_per_step": plan.touched_bytes,
         "touches_per_step": plan.touches,
@@ -354,8 +324,18 @@ def _facts(
         "batch": len(prompts),
         "link_bytes_per_s": int(setup.decoder.profile.link_bytes_per_s),
         "memory_bytes_per_s": int(setup.decoder.profile.memory_bytes_per_s),
+        **({} if setup.ledger.limit_bytes is None else {"limit_bytes": setup.ledger.limit_bytes}),
         **setup.pager.facts,
     }
+
+
+def _measured_capacity(setup: Setup, generations: list[dict[str, Any]]) -> int:
+    """What weights might map when measuring began: a floor is the least for the most that there was."""
+    before = [g for g in generations if g["warmup"]]
+    if not before:
+        return setup.capacity_bytes
+    phases = before[-1]["counters"]
+    return int({**phases["prefill"], **phases["warm"], **phases["decode"]}["weight_capacity_bytes"])
 
 
 def _measured(generations: list[dict[str, Any]], final: dict[str, int | float]) -> dict[str, int | float]:
@@ -388,13 +368,18 @@ def _equation(equation: Equation) -> dict[str, Any]:
     }
 
 
-def _hello(request: RunRequest, device: Device) -> dict[str, Any]:
-    config = {
+def _hello(request: RunRequest, device: Device, choice: Choice | None) -> dict[str, Any]:
+    """Who runs what; `choice` is None where the run ends before one is made."""
+    config: dict[str, dict[str, Any]] = {
         name: {"value": value, "source": "request" if name in request.given else "default"}
         for name, value in asdict(request.config).items()
     }
     if "batch" not in request.given:
         config["batch"] = {"value": len(request.prompts), "source": "derived"}
+    decisions = () if choice is None else choice.decisions
+    for decision in decisions:
+        if decision.name in config and decision.source == "derived":
+            config[decision.name] = {"value": decision.value, "source": "derived", "reason": decision.reason}
     return {
         "type": "hello",
         "protocol": engine.PROTOCOL,
@@ -402,6 +387,7 @@ def _hello(request: RunRequest, device: Device) -> dict[str, Any]:
         "module_path": str(Path(engine.__file__).absolute()),
         "version": engine.__version__,
         "effective_config": config,
+        "decisions": [decision.line() for decision in decisions],
         "device": {
             "kind": device.kind,
             "name": device.name,

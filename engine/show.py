@@ -18,6 +18,7 @@ def show(lines: list[dict[str, Any]], text_of: Callable[[list[int]], str | None]
         parts += _hello(hello)
     for generation in by_type.get("generation", ()):
         parts += _generation(generation, text_of)
+    parts += [f"grant: {_pick(g, *(name for name in g if name != 'type'))}" for g in by_type.get("grant", ())]
     for result in by_type.get("result", ()):
         parts += _result(result)
     return "\n".join(parts)
@@ -27,7 +28,11 @@ def _hello(hello: dict[str, Any]) -> list[str]:
     device = hello["device"]
     rows = [f"device: {device['name']} {_pick(device, 'uuid', 'driver', 'granule_bytes', 'profile')}"]
     for name, entry in hello["effective_config"].items():
-        rows.append(f"config: {name}={entry['value']} source={entry['source']}")
+        reason = f" reason: {entry['reason']}" if "reason" in entry else ""
+        rows.append(f"config: {name}={entry['value']} source={entry['source']}{reason}")
+    for decision in hello.get("decisions", ()):
+        told = f"{decision['name']}={decision['value']} source={decision['source']}"
+        rows.append(f"memory_strategy: {told} reason: {decision['reason']}")
     return rows
 
 
@@ -74,7 +79,7 @@ def _result(result: dict[str, Any]) -> list[str]:
     rows = [
         f"bound by: {f['bound_by']}",
         f"weights: {_pick(f, 'weight_bytes', 'keys', 'largest_key', 'largest_key_bytes', 'budget_bytes')} "
-        f"{_pick(f, 'capacity_bytes')}",
+        f"{_pick(f, 'capacity_bytes', 'capacity_left_bytes')}",
         f"weight_offload_cache: {_pick(c, 'page_ins', 'hits', 'evictions', 'bypassed_page_ins')} "
         f"hit_rate={_share(hits, hits + misses + c['zero_copy_reads'])} "
         f"byte_hit_rate={_share(c['hit_bytes'], c['hit_bytes'] + link_bytes)} "
@@ -91,6 +96,8 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"{_pick(c, 'oversubscribed_bytes', 'ref_underflows')}",
         f"cuda_graph: {_pick(c, 'segments', 'seams', 'seam_nodes', 'warm_steps', 'captures', 'replays', 'fallbacks')} "
         f"{_pick(c, 'invalidations', 'growth_keeps')}",
+        f"growth: {_pick(c, 'growth_grants', 'granted_bytes', 'grant_refusals', 'grant_rollbacks')} "
+        f"{_pick(c, 'kv_move_invalidations', 'grant_invalidations', 'grant_keeps')}",
         f"steady: {_pick(c, 'vmm_calls_steady', 'alloc_calls_steady', 'host_syncs', 'step_kernels', 'graph_nodes')}",
         f"kv: {_pick(f, 'kv_layout', 'kv_bytes_per_token', 'kv_capacity')} "
         f"{_pick(c, 'kv_committed_bytes', 'peak_kv_committed_bytes', 'kv_growths', 'kv_growth_dtod_bytes')} "
@@ -115,7 +122,7 @@ def _result(result: dict[str, Any]) -> list[str]:
 
 def _staging(c: Mapping[str, Any], f: Mapping[str, Any]) -> str:
     """How the capacity was divided: the resident set, the ring, and what neither could use; their sum is all of it."""
-    lost = f["capacity_bytes"] - f["resident_set_bytes"] - f["ring_bytes"] - f["unfilled_bytes"]
+    lost = f["capacity_left_bytes"] - f["resident_set_bytes"] - f["ring_bytes"] - f["unfilled_bytes"]
     return (
         f"staging: {_pick(f, 'resident_set_bytes', 'ring_slots', 'slot_bytes', 'ring_bytes', 'piece_bytes')} "
         f"{_pick(f, 'unfilled_bytes')} alignment_bytes={lost if f['ring_slots'] else 'n/a'} "

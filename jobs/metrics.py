@@ -30,6 +30,8 @@ FACT_NAMES: tuple[str, ...] = (
     "largest_step_bytes",
     "budget_bytes",
     "capacity_bytes",
+    "capacity_left_bytes",
+    "measured_capacity_bytes",
     "requested_bytes_per_step",
     "floor_bytes_per_token",
     "gather_bytes_per_token",
@@ -212,8 +214,9 @@ def _bypassed_count_share(run: Sources) -> Reading:
 @_metric("floor_bytes_per_token", "bytes/token", "neutral", exact=True)
 def _floor_bytes_per_token(run: Sources) -> Reading:
     """Least bytes that any policy must bring over the link for one token: W less the capacity (the whole granules of
-    the budget), over the batch."""
-    weights, capacity = run.fact("weight_bytes"), run.fact("capacity_bytes")
+    the budget, as measuring began), over the batch."""
+    weights = run.fact("weight_bytes")
+    capacity = run.fact("measured_capacity_bytes" if "measured_capacity_bytes" in run.facts else "capacity_bytes")
     if isinstance(weights, Missing) or isinstance(capacity, Missing):
         return run.fact("floor_bytes_per_token")
     sequences = max((len(generation.sequences) for generation in run.measured), default=1)

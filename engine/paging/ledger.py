@@ -20,6 +20,7 @@ class Ledger:
         self._tally = tally
         self._mapped: dict[Owner, int] = {"weights": 0, "kv": 0}
         self._owned = 0
+        self._weights_allowed = 0
         self._peak_weights = 0
         self.publish()
 
@@ -34,6 +35,11 @@ class Ledger:
             self._tally.add("ref_underflows")
             return
         self._mapped[owner] -= 1
+        self.publish()
+
+    def allow(self, nbytes: int) -> None:
+        """What weights may map from here on: it is set aside from the limit, mapped or not."""
+        self._weights_allowed = nbytes
         self.publish()
 
     def own(self, change: int) -> None:
@@ -52,8 +58,10 @@ class Ledger:
 
     @property
     def room_bytes(self) -> int | None:
-        """Bytes that may still be mapped under the limit; None without one."""
-        return None if self.limit_bytes is None else self.limit_bytes - sum(self._mapped.values()) * self.granule_bytes
+        """Bytes that the KV cache may still map under the limit, beside what weights may map; None without a limit."""
+        if self.limit_bytes is None:
+            return None
+        return self.limit_bytes - max(self._weights_allowed, self.mapped_bytes("weights")) - self.mapped_bytes("kv")
 
     @property
     def owned_bytes(self) -> int:
@@ -75,6 +83,7 @@ class Ledger:
         self._peak_weights = max(self._peak_weights, self._mapped["weights"])
         mapped = sum(self._mapped.values()) * self.granule_bytes
         self._tally.set("mapped_physical_bytes", self.mapped_bytes("weights"))
+        self._tally.set("weight_capacity_bytes", self._weights_allowed)
         self._tally.set("kv_committed_bytes", self.mapped_bytes("kv"))
         self._tally.high("peak_kv_committed_bytes", self.mapped_bytes("kv"))
         self._tally.set("physical_owned_bytes", self.owned_bytes)

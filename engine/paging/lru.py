@@ -17,7 +17,7 @@ class Lru:
         """Every newcomer stays."""
         return "retain"
 
-    def victims(self, key: KeyView, resident: Sequence[KeyView]) -> Iterator[KeyView]:
+    def victims(self, key: KeyView | None, resident: Sequence[KeyView]) -> Iterator[KeyView]:
         """Oldest first."""
         return iter(resident)
 

@@ -8,14 +8,15 @@ its room is needed, so that neighbours that pass through one after another share
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from engine.counters import Tally
 from engine.device.base import Device
 from engine.errors import EngineError, Refused
-from engine.paging.arena import offsets, pack, refuse_small
+from engine.paging.arena import minimum_budget, offsets, pack, refuse_small
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.policy import KeyView, Room, Setting, aligned, make
+from engine.paging.policy import KeyView, Policy, Room, Setting, aligned, make
 from engine.paging.traffic import KeyTraffic
 from engine.plan import Plan, Step
 
@@ -40,13 +41,17 @@ class Pager:
         self._tally = tally
         self._granule = device.granule_bytes
         self._views = pack(plan.keys, self._granule)
+        self._steps = [s.keys for s in plan.steps if s.keys]
+        self.least_bytes = minimum_budget(plan, self._granule)
         arena = max((v.last for v in self._views), default=-1) + 1
         self.capacity = arena if budget_bytes is None else min(arena, budget_bytes // self._granule)
         self.fits = arena <= self.capacity
-        steps = [s.keys for s in plan.steps if s.keys]
         refuse_small(plan, self._views, self.capacity, budget_bytes, self._granule)
-        name = "lru" if self.fits else policy
-        self._policy = make(name, Setting(self._views, steps, self.capacity, self._granule))
+        self._name = policy
+        self._policy = self._make("lru" if self.fits else policy, self.capacity)
+        self.epoch = 0
+        """How often keys that were steady no longer are."""
+        ledger.allow(self.capacity_bytes)
         for key in plan.keys:
             device.host_range(key.index, key.weight.data)
         self._base = device.reserve(max(arena, 1) * self._granule)
@@ -118,6 +123,42 @@ class Pager:
             return self._base + self._offsets[key]
         return self._page_in(self._views[key])
 
+    def resize(self, capacity_bytes: int) -> None:
+        """Go on with another budget in whole granules, between two steps; what no longer fits goes by the policy.
+
+        Room that comes back is filled as keys are read.
+        """
+        assert not self._pinned and not self._passing, "a budget changes between steps"
+        capacity = capacity_bytes // self._granule
+        if capacity < self.capacity:
+            self._shrink(capacity)
+        if self._slot is None:
+            self._slot = self._map_slot()
+        self.capacity = capacity
+        self._arena_capacity = capacity - self._policy.slot_granules
+        self._ledger.allow(self.capacity_bytes)
+
+    def _shrink(self, capacity: int) -> None:
+        """Evict and unmap until all that is mapped, the slot included, is within `capacity` granules."""
+        before = {v.index for v in self._views if self.steady(v.index)}
+        policy = self._policy
+        if self.fits or policy.slot_granules:  # chosen for what there was
+            policy = self._make(self._name, capacity)
+        resident = list(self._resident.values())
+        room = capacity - policy.slot_granules
+        if policy.slot_granules:  # what stays was fixed beforehand
+            leave: Iterator[KeyView] = iter([v for v in resident if v.index not in policy.steady()])
+        else:
+            leave = takewhile(lambda _: self._held > room, policy.victims(None, resident))
+        for victim in leave:
+            self._evict(victim)
+        if policy.slot_granules != self._policy.slot_granules:
+            self._unmap_slot()
+        while self._idle and self._held + len(self._idle) > room:
+            self._unmap_idle()
+        self._policy, self.fits = policy, False
+        self.epoch += before != {v.index for v in self._views if self.steady(v.index)}
+
     def release(self) -> None:
         """The step is over: bypasses go, pins are lifted."""
         for view in self._passing:
@@ -136,9 +177,7 @@ class Pager:
         self._content = 0
         while self._idle:
             self._unmap_idle()
-        if self._slot is not None:
-            self._pool.unmap_range(self._slot, self._policy.slot_granules, "weights")
-            self._slot = None
+        self._unmap_slot()
         self._device.unreserve(self._base)
         self._publish()
 
@@ -267,6 +306,14 @@ class Pager:
     def _unmap_idle(self) -> None:
         granule, _ = self._idle.popitem(last=False)
         self._pool.unmap(self._base + granule * self._granule, "weights")
+
+    def _unmap_slot(self) -> None:
+        if self._slot is not None:
+            self._pool.unmap_range(self._slot, self._policy.slot_granules, "weights")
+            self._slot = None
+
+    def _make(self, name: str, capacity: int) -> Policy:
+        return make(name, Setting(self._views, self._steps, capacity, self._granule))
 
     def _publish(self) -> None:
         self._tally.set("resident_keys", len(self._resident))

@@ -47,8 +47,11 @@ class Policy(Protocol):
         """Whether the newcomer is kept, passes through, or lands in the fixed slot. `resident` is oldest first."""
         ...
 
-    def victims(self, key: KeyView, resident: Sequence[KeyView]) -> Iterator[KeyView]:
-        """Who goes, in order, until the newcomer has room. `resident` holds evictable keys, oldest first."""
+    def victims(self, key: KeyView | None, resident: Sequence[KeyView]) -> Iterator[KeyView]:
+        """Who goes, in order, until the newcomer (None: another owner of memory) has room.
+
+        `resident` holds evictable keys, oldest first.
+        """
         ...
 
     def steady(self) -> frozenset[int]:

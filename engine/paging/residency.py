@@ -37,6 +37,20 @@ class Residency(Protocol):
         """What is worth telling of how the budget was divided."""
         ...
 
+    @property
+    def least_bytes(self) -> int:
+        """The smallest budget, in whole granules, that it can be resized to."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """Changes when an address that a graph may hold, or what a graph may read without asking, no longer stands."""
+        ...
+
+    def resize(self, capacity_bytes: int) -> None:
+        """Go on with another budget in whole granules, at least `least_bytes`, between two passes."""
+        ...
+
     def steady(self, key: int) -> bool:
         """Whether a graph may read the key without asking: its address holds, and nothing has to be mapped for it."""
         ...
@@ -80,7 +94,7 @@ def make_pager(
 ) -> Residency:
     """The pager of a policy. Raises Refused for a budget below the policy's least."""
     if policy == "staging":
-        return StagedPager(device, plan, budget_bytes, pool, tally)
+        return StagedPager(device, plan, budget_bytes, ledger, pool, tally)
     if policy == "zero_copy":
-        return ZeroCopyPager(device, plan, budget_bytes, pool, tally)
+        return ZeroCopyPager(device, plan, budget_bytes, ledger, pool, tally)
     return Pager(device, plan, policy, budget_bytes, ledger, pool, tally)

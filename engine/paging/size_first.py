@@ -21,7 +21,7 @@ class SizeFirst:
         kept = _granules(k for k in resident if k.nbytes >= key.nbytes) | _granules((key,))
         return "retain" if room.free + len(smaller - kept) >= room.needed else "bypass"
 
-    def victims(self, key: KeyView, resident: Sequence[KeyView]) -> Iterator[KeyView]:
+    def victims(self, key: KeyView | None, resident: Sequence[KeyView]) -> Iterator[KeyView]:
         """Smallest first; equals oldest first."""
         return iter(sorted(resident, key=lambda k: k.nbytes))
 

@@ -25,7 +25,7 @@ class Stable:
         self._full = self._full or not room.fits
         return "bypass" if self._full else "retain"
 
-    def victims(self, key: KeyView, resident: Sequence[KeyView]) -> Iterator[KeyView]:
+    def victims(self, key: KeyView | None, resident: Sequence[KeyView]) -> Iterator[KeyView]:
         """Oldest first."""
         return iter(resident)
 

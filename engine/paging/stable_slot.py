@@ -23,7 +23,7 @@ class StableSlot:
         """By the fixed set."""
         return "retain" if key.index in self._resident else "slot"
 
-    def victims(self, key: KeyView, resident: Sequence[KeyView]) -> Iterator[KeyView]:
+    def victims(self, key: KeyView | None, resident: Sequence[KeyView]) -> Iterator[KeyView]:
         """Nobody goes."""
         return iter(())
 

@@ -8,69 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import groupby
-from types import MappingProxyType
 
 from engine.counters import Tally
 from engine.device.base import Device, Event
-from engine.paging.arena import pack, refuse_small
-from engine.paging.ledger import Pool
-from engine.paging.resident import ResidentSet
+from engine.paging.arena import minimum_budget, pack, refuse_small
+from engine.paging.ledger import Ledger, Pool
+from engine.paging.resident import FixedPager
 from engine.paging.stream import Ring, StreamPlan, divide, schedule
-from engine.paging.traffic import KeyTraffic
 from engine.plan import Plan, Step
 
 
-class StagedPager:
+class StagedPager(FixedPager):
     """Residency of a plan's keys under a budget in bytes (None: no bound); every address is known from the start."""
 
-    def __init__(self, device: Device, plan: Plan, budget_bytes: int | None, pool: Pool, tally: Tally) -> None:
-        self._device = device
-        self._keys = plan.keys
-        self._tally = tally
+    def __init__(
+        self, device: Device, plan: Plan, budget_bytes: int | None, ledger: Ledger, pool: Pool, tally: Tally
+    ) -> None:
         granule = device.granule_bytes
-        views = pack(plan.keys, granule)
-        arena = max((v.last for v in views), default=-1) + 1
-        capacity = arena if budget_bytes is None else min(arena, budget_bytes // granule)
-        refuse_small(plan, views, capacity, budget_bytes, granule)
-        self.capacity_bytes = capacity * granule
-        self.fits = arena <= capacity
-        whole = Ring(frozenset(k.index for k in plan.keys), 0, 0, 0, 0, 0)
-        self.ring = whole if self.fits else divide(plan, self.capacity_bytes, granule)
-        for key in plan.keys:
-            device.host_range(key.index, key.weight.data)
-        self._set = ResidentSet(device, plan, self.ring.resident, self.ring.nbytes, pool, tally)
-        self._streams: dict[int, StreamPlan] = {}  # by rows
-        self._landing: dict[int, Event] = {}  # step -> what it has to wait for, in the order of the copies
-        self.stream = self._of(plan)
-        self.traffic = [KeyTraffic() for _ in plan.keys]
-
-    @property
-    def facts(self) -> Mapping[str, int]:
-        """Where the budget went, and what one pass streams: bytes that follow from plan and budget alone."""
-        return MappingProxyType(
-            {
-                "ring_slots": self.ring.slots,
-                "slot_bytes": self.ring.slot_bytes,
-                "ring_bytes": self.ring.nbytes,
-                "piece_bytes": self.ring.piece_bytes,
-                "resident_set_bytes": self._set.nbytes,
-                "unfilled_bytes": self.ring.unfilled_bytes,
-                "staged_bytes_per_step": self.stream.nbytes,
-                "ring_waits_per_step": self.stream.waits,
-            }
-        )
-
-    def steady(self, key: int) -> bool:
-        """Always: a key is where the schedule says, in each pass anew, and that address never moves."""
-        return True
-
-    def resident(self, key: int) -> bool:
-        """Whether the key is in now, and stays."""
-        return self._set.loaded and key in self._set.places
-
-    def preload(self) -> None:
-        """Bring the resident set in before the first step: a load, not a page-in."""
-        self._set.load()
+        capacity = 0 if budget_bytes is None else budget_bytes // granule
+        refuse_small(plan, pack(plan.keys, granule), capacity, budget_bytes, granule)
+        self.least_bytes = minimum_budget(plan, granule)
+        super().__init__(device, plan, budget_bytes, ledger, pool, tally)
 
     def issue(self, plan: Plan, step: Step) -> None:
         """Just before a step: fork the copies whose slots its predecessors read last, then join those that it needs."""
@@ -98,14 +56,12 @@ class StagedPager:
         stream = self._of(plan)
         addresses, seen = [], set[int]()
         for key in step.keys:
-            traffic, nbytes = self.traffic[key], self._keys[key].nbytes
             copy = stream.places.get((step.index, key))
             if copy is None or copy.needed_by != step.index or key in seen:
-                traffic.hits += 1
-                self._tally.add("hits")
-                self._tally.add("hit_bytes", nbytes)
+                self._hit(key)
             else:
-                traffic.staged += 1
+                nbytes = self._keys[key].nbytes
+                self.traffic[key].staged += 1
                 self._tally.add("page_ins")
                 self._tally.add("htod_bytes", nbytes)
                 self._tally.add("staged_page_ins")
@@ -118,9 +74,29 @@ class StagedPager:
     def release(self) -> None:
         """Nothing is pinned: a slot is taken over by the schedule alone."""
 
-    def close(self) -> None:
-        """Unmap everything and give addresses and granules back; the ledger must then stand at zero."""
-        self._set.close()
+    def _choose(self, capacity_bytes: int) -> tuple[frozenset[int], int]:
+        whole = Ring(frozenset(k.index for k in self._keys), 0, 0, 0, 0, 0)
+        self.ring = whole if self.fits else divide(self._plan, capacity_bytes, self._device.granule_bytes)
+        self._streams: dict[int, StreamPlan] = {}  # by rows
+        self._landing: dict[int, Event] = {}  # step -> what it has to wait for, in the order of the copies
+        self.stream = self._of(self._plan)
+        return self.ring.resident, self.ring.nbytes
+
+    def _division(self) -> Mapping[str, int]:
+        return {
+            "ring_slots": self.ring.slots,
+            "slot_bytes": self.ring.slot_bytes,
+            "ring_bytes": self.ring.nbytes,
+            "piece_bytes": self.ring.piece_bytes,
+            "resident_set_bytes": self._set.nbytes,
+            "unfilled_bytes": self.ring.unfilled_bytes,
+        }
+
+    def _per_step(self) -> Mapping[str, int]:
+        return {"staged_bytes": self.stream.nbytes, "ring_waits": self.stream.waits}
+
+    def _let_go(self) -> None:
+        """The ring lies in the arena of the resident set."""
 
     def _of(self, plan: Plan) -> StreamPlan:
         """The schedule of a plan's pass: its steps read the same keys in the same order, whatever the rows."""

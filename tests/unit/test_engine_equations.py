@@ -42,6 +42,7 @@ FACTS: dict[str, int | float | str] = {
     "touches_per_step": 2,
     "requested_bytes_per_step": 200,
     "capacity_bytes": 8192,
+    "capacity_left_bytes": 8192,
     "keys": 4,
     "resident": 0,
     "peak_weight_mapped_bytes": 8192,
@@ -70,7 +71,7 @@ def test_a_run_that_closes_breaks_none() -> None:
     assert broken(COUNTERS, FACTS) == set()
     names = [e.name for e in evaluate(COUNTERS, FACTS, SUMS, capture=True)]
     assert len(names) == len(set(names))
-    assert {e.name for e in evaluate(COUNTERS, FACTS, SUMS, capture=False)} == set(names) - {"C1", "A14"}
+    assert {e.name for e in evaluate(COUNTERS, FACTS, SUMS, capture=False)} == set(names) - {"C1", "A14", "A14r"}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,10 @@ def test_a_run_that_closes_breaks_none() -> None:
         ({"gather_bytes": 35}, {"P1"}),
         ({"prefix_hit_tokens": 1, "prefix_hit_bytes": 10}, {"P1"}),
         ({"prefix_hit_bytes": 10}, {"P2"}),
-        ({"invalidations": 2}, {"A14"}),
+        ({"invalidations": 2, "grant_invalidations": 2}, {"A14"}),
+        ({"invalidations": 1}, {"A14r"}),
+        ({"kv_move_invalidations": 1}, {"A14r"}),
+        ({"granted_bytes": 4096}, {"G1"}),
         ({"replays": 2}, {"C1"}),
         ({"fallbacks": 1}, {"C1"}),
     ],
@@ -140,7 +144,20 @@ def test_seq_major_keeps_its_graphs() -> None:
     still = {**COUNTERS, "kv_growth_dtod_bytes": 0, "device_dtod_bytes": 0}
     facts = {**FACTS, "kv_layout": "seq-major", "kv_copied_positions": 0}
     assert broken(still, facts) == set()
-    assert broken({**still, "invalidations": 1}, facts) == {"A17g"}
+    assert broken({**still, "invalidations": 1, "kv_move_invalidations": 1}, facts) == {"A17g"}
+    assert broken({**still, "invalidations": 1, "grant_invalidations": 1}, facts) == set()
+
+
+def test_memory_that_is_owned_is_within_the_limit() -> None:
+    assert broken(COUNTERS, {**FACTS, "limit_bytes": 16384}) == set()
+    assert broken(COUNTERS, {**FACTS, "limit_bytes": 16383}) == {"G2"}
+
+
+def test_what_is_read_in_place_is_what_was_foreseen_and_nothing_is_copied() -> None:
+    facts = {**FACTS, "zero_copy_bytes_foreseen": 0, "replanned_keys": 5}
+    assert broken(COUNTERS, facts) == set()
+    assert broken(COUNTERS, {**facts, "zero_copy_bytes_foreseen": 1}) == {"Z1"}
+    assert broken(COUNTERS, {**facts, "replanned_keys": 4}) == {"Z2"}
 
 
 @pytest.mark.parametrize(
@@ -160,18 +177,19 @@ def test_a_key_whose_traffic_is_off_breaks_its_equation(field: str, name: str) -
     assert broken(COUNTERS, FACTS, sums) == {name}
 
 
-STREAMS = {**FACTS, "ring_slots": 2, "staged_bytes_per_step": 0, "ring_waits_per_step": 0}
+STREAMS = {**FACTS, "ring_slots": 2, "staged_bytes_foreseen": 0, "ring_waits_foreseen": 0, "replanned_keys": 0}
 
 
 @pytest.mark.parametrize(
     ("counters", "facts", "names"),
     [
         ({}, {}, set()),
-        ({}, {"staged_bytes_per_step": 1}, {"S1"}),
-        ({}, {"ring_waits_per_step": 1}, {"S2"}),
+        ({}, {"staged_bytes_foreseen": 1}, {"S1"}),
+        ({}, {"ring_waits_foreseen": 1}, {"S2"}),
         ({"ring_waits": 1}, {}, {"S2"}),
         ({"vmm_calls_steady": 3}, {}, {"S3"}),
         ({"alloc_calls_steady": 1}, {}, {"S3"}),
+        ({}, {"replanned_keys": 1}, {"S4"}),
     ],
 )
 def test_a_ring_off_its_schedule_breaks_its_equation(
