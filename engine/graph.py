@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -120,6 +120,15 @@ class Subgraph:
     nodes: tuple[Node, ...]
     weights: Mapping[str, Weight]
     outputs: tuple[str, ...]
+
+
+def nodes_within(nodes: Iterable[Node]) -> Iterator[Node]:
+    """Nodes, each with those of its branches behind it."""
+    for node in nodes:
+        yield node
+        for value in node.attributes.values():
+            if isinstance(value, Subgraph):
+                yield from nodes_within(value.nodes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine import opsets
 from engine.errors import ModelFilesError
-from engine.graph import NEWEST, Dim, Graph, Node, Subgraph, Value, Weight, stored_bytes
+from engine.graph import NEWEST, Dim, Graph, Node, Subgraph, Value, Weight, nodes_within, stored_bytes
 from engine.model_config import GENAI, graph_path, read_configs
 from engine.model_files import AGAIN, inside, read_object, refuse_pointer
 from engine.roles import bind_roles
@@ -84,7 +85,7 @@ def _load(folder: Path, *, hollow: bool) -> Graph:
         return dict(_weights(branch.initializer, folder, unserved))
 
     nodes = tuple(n for n in nodes_of(model.graph, imports, read) if n.op != "Constant" or n.output(0) not in moved)
-    unserved |= opsets.unserved(imports, nodes)
+    unserved |= opsets.unserved(imports, nodes) | _own_functions(model, nodes)
     stored = weights.keys() | unserved.keys()
     inputs = {v.name: v for v in map(_value, model.graph.input) if v.name not in stored}
     outputs = {v.name: v for v in map(_value, model.graph.output)}
@@ -138,6 +139,13 @@ def _check_built_with_config(folder: Path) -> None:
         raise ModelFilesError(f"{folder / GENAI} is missing", "fetch the whole folder, or build the model again")
 
 
+def _own_functions(model: onnx.ModelProto, nodes: Iterable[Node]) -> dict[str, str]:
+    """Operators that the model defines itself and has nodes of: its definition takes the place of any rule here."""
+    own = {("" if f.domain == "ai.onnx" else f.domain, f.name) for f in model.functions}
+    used = {node.full_op for node in nodes_within(nodes) if (node.domain, node.op) in own}
+    return {f"function {op}": f"{op} is a function of the model's own: export with functions inlined" for op in used}
+
+
 def _read_model(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise ModelFilesError(f"{path} is missing", "export the model again, or fetch the whole folder")
@@ -148,7 +156,23 @@ def _read_model(path: Path) -> onnx.ModelProto:
         raise ModelFilesError(f"{path} is not a readable ONNX file: {error}", AGAIN) from error
     if not model.graph.node:
         raise ModelFilesError(f"{path} holds no graph", AGAIN)
+    _check_once(model.graph)
     return model
+
+
+def _check_once(graph: onnx.GraphProto) -> None:
+    """Each name is one value: of two that are called the same, the graph does not say which is read."""
+    made = [t.name for t in graph.initializer] + [name for node in graph.node for name in node.output if name]
+    seen = set(made)
+    if len(seen) < len(made):
+        for name in made:
+            if name not in seen:
+                raise ModelFilesError(f"the graph makes {_text(name)!r} twice", AGAIN)
+            seen.remove(name)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == onnx.AttributeProto.GRAPH:
+                _check_once(attribute.g)
 
 
 def _constants(graph: onnx.GraphProto) -> list[onnx.TensorProto]:
@@ -225,10 +249,7 @@ def _external(
     if len(entries) != len(tensor.external_data):
         raise ModelFilesError(f"initialiser {tensor.name}: external data has an entry twice", AGAIN)
     path = inside(folder, entries.get("location", ""), f"initialiser {tensor.name}: data ")
-    try:
-        offset, length = int(entries.get("offset", "0")), int(entries.get("length", str(expected)))
-    except ValueError as error:
-        raise ModelFilesError(f"initialiser {tensor.name}: offset or length is no number", AGAIN) from error
+    offset, length = (_bytes(tensor, entries.get(key, str(n))) for key, n in (("offset", 0), ("length", expected)))
     if path not in maps:
         maps[path] = _map_file(path)
     size = maps[path].nbytes
@@ -238,6 +259,13 @@ def _external(
             "the file is truncated or belongs to another model: fetch or export it again",
         )
     return maps[path][offset : offset + length]
+
+
+def _bytes(tensor: onnx.TensorProto, text: str) -> int:
+    digits = text.strip()
+    if not re.fullmatch(r"-?[0-9]{1,19}", digits):  # int() would take 1_0 and digits of other scripts
+        raise ModelFilesError(f"initialiser {tensor.name}: offset or length is no number", AGAIN)
+    return int(digits)
 
 
 def _map_file(path: Path) -> NDArray[np.uint8]:

@@ -16,7 +16,7 @@ import onnx
 
 from engine import contrib
 from engine.errors import ModelFilesError
-from engine.graph import NEWEST, Node, Subgraph
+from engine.graph import NEWEST, Node, Subgraph, nodes_within
 from engine.values import Refusal
 
 OLDEST_SERVED = 7
@@ -47,7 +47,7 @@ def imports_of(model: onnx.ModelProto) -> dict[str, int]:
 def unserved(imports: Mapping[str, int], nodes: Iterable[Node]) -> dict[str, str]:
     """Domains that nodes are of and that the graph does not import, or not in a version served: a reason for each."""
     reasons: dict[str, str] = {}
-    for domain in dict.fromkeys(_domains(nodes)):
+    for domain in dict.fromkeys(node.domain for node in nodes_within(nodes)):
         version, shown = imports.get(domain), domain or "ai.onnx"
         if version is None:
             reasons[f"domain {shown}"] = f"domain {shown} is not imported, and nodes are of it"
@@ -82,14 +82,6 @@ def check(node: Node) -> None:
         given = len(_without_end(names))
         if given > most or len(names) < least:
             raise Refusal(f"{version} takes {least} to {most} {what} here, not {given}")
-
-
-def _domains(nodes: Iterable[Node]) -> Iterable[str]:
-    for node in nodes:
-        yield node.domain
-        for value in node.attributes.values():
-            if isinstance(value, Subgraph):
-                yield from _domains(value.nodes)
 
 
 def _fits(value: Any, kind: str) -> bool:

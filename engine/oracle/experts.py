@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -102,6 +103,9 @@ def _activated(i: Inputs, x: Array) -> Array:
         return np.maximum(x, 0)
     if kind == "silu":
         return np.asarray(x * sigmoid(x))
+    if kind == "gelu":  # every one of onnxruntime's MoE kernels has the tanh form
+        inner = np.float32(math.sqrt(2 / math.pi)) * (x + np.float32(0.044715) * x * x * x)
+        return np.asarray(np.float32(0.5) * x * (1 + np.tanh(inner)))
     if kind == "identity":
         return x
     if kind != "swiglu":

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from engine.contrib import beyond
 from engine.errors import UnsupportedModel
-from engine.graph import Graph, Node, Subgraph, Weight
+from engine.graph import Graph, Node, Subgraph, Weight, nodes_within
 from engine.oracle import attention, experts, norms, products, recurrent, standard
 from engine.oracle.inputs import RULES, Array, Inputs, Picked, Start, Unserved, Value
 
@@ -35,7 +35,7 @@ class Walk:
         if name not in self._makers:
             raise UnsupportedModel(f"output {name!r} is produced by no node", "export the model with its head")
         nodes = self._needed()
-        _check_served(nodes)
+        _check_served(nodes, self._graph.unserved.values())
         values: dict[str, Value] = dict(self._given)
         uses = Counter(name for node in nodes for name in _reads(node))
         for node in nodes:
@@ -184,15 +184,14 @@ def _reads(node: Node) -> Iterator[str]:
             yield from (name for name in branch.outputs if name not in own)
 
 
-def _check_served(nodes: Sequence[Node]) -> None:
-    inside = [n for node in nodes for b in node.attributes.values() if isinstance(b, Subgraph) for n in b.nodes]
+def _check_served(nodes: Sequence[Node], unserved: Iterable[str]) -> None:
+    every = list(nodes_within(nodes))
     known = RULES.keys() | {("", "If")}
-    reasons = [
-        f"{n.name} ({n.full_op}): operator is not computed" for n in (*nodes, *inside) if (n.domain, n.op) not in known
-    ]
-    old = {n.opset for n in (*nodes, *inside) if not n.domain and n.opset < OLDEST_COMPUTED}
-    reasons += [f"{n.name} ({n.full_op}): {reason}" for n in (*nodes, *inside) if (reason := beyond(n))]
+    reasons = [f"{n.name} ({n.full_op}): operator is not computed" for n in every if (n.domain, n.op) not in known]
+    old = {n.opset for n in every if not n.domain and n.opset < OLDEST_COMPUTED}
+    reasons += [f"{n.name} ({n.full_op}): {reason}" for n in every if (reason := beyond(n))]
     reasons += [f"ai.onnx {version} is older than {OLDEST_COMPUTED}, the oldest computed" for version in old]
+    reasons += dict.fromkeys(unserved)
     if reasons:
         raise _refusal(reasons)
 

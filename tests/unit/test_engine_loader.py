@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from engine import oracle
 from engine.__main__ import main as engine_main
 from engine.bind import lower
 from engine.errors import EngineError, ModelFilesError, UnsupportedModel
@@ -173,6 +174,8 @@ def test_field_44_empty_data(tiny: Path, tmp_path: Path) -> None:
         ("offset", str(10**30)),
         ("offset", "-16384"),
         ("offset", "1e3"),
+        ("offset", "1_024"),
+        ("offset", "\u0661\u0660"),
         ("offset", "9" * 5000),
         ("offset", ""),
         ("length", str(2**64)),
@@ -186,6 +189,42 @@ def test_field_44_empty_data(tiny: Path, tmp_path: Path) -> None:
 def test_field_44_offsets_and_lengths(tiny: Path, tmp_path: Path, entry: str, value: str) -> None:
     error = refusal(moved(tiny, tmp_path / "m", entry, value))
     assert GATE in error.message
+
+
+def test_a_name_that_is_made_twice_is_refused(tiny: Path, tmp_path: Path) -> None:
+    """Which of two initialisers or nodes of one name is read, the graph does not say."""
+
+    def another_weight(model: onnx.ModelProto) -> None:
+        model.graph.initializer.add().CopyFrom(initializer(model, GATE))
+
+    def another_maker(model: onnx.ModelProto) -> None:
+        model.graph.node.add(
+            op_type="Neg", input=["logits"], output=[node(model, "layers.0/mlp/act_fn/Sigmoid").output[0]]
+        )
+
+    def both(model: onnx.ModelProto) -> None:
+        model.graph.node.add(op_type="Neg", input=["logits"], output=[GATE])
+
+    def in_a_branch(model: onnx.ModelProto) -> None:
+        branch = onnx.GraphProto(node=[onnx.NodeProto(op_type="Neg", input=["logits"], output=["x"])] * 2)
+        model.graph.node.add(op_type="If", attribute=[onnx.helper.make_attribute("then_branch", branch)])
+
+    for n, (edit, name) in enumerate(
+        ((another_weight, GATE), (another_maker, "layers.0/mlp/act_fn/Sigmoid"), (both, GATE), (in_a_branch, "'x'"))
+    ):
+        error = refusal(edited(tiny, tmp_path / str(n), edit))
+        assert name in error.message and "twice" in error.message
+
+
+def test_a_function_of_the_models_own_takes_no_operators_place_in_silence(tiny: Path, tmp_path: Path) -> None:
+    def define(op: str) -> Callable[[onnx.ModelProto], None]:
+        return lambda m: m.functions.extend([onnx.FunctionProto(domain="com.microsoft", name=op)])
+
+    error = refusal(edited(tiny, tmp_path / "used", define("MatMulNBits")), UnsupportedModel)
+    assert "com.microsoft::MatMulNBits is a function of the model's own" in error.message
+    with pytest.raises(UnsupportedModel, match="a function of the model's own"):
+        oracle.logits(load(tmp_path / "used"), [1, 2])
+    assert lower(load(edited(tiny, tmp_path / "unused", define("Other"))), 1).steps
 
 
 @pytest.mark.parametrize("key", ["ofset", "Offset", "", "offset "])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -245,6 +247,22 @@ def test_quantised_experts_by_their_definition(bits: int, block: int, with_point
     given += [None] * 3 + ([points["fc1"], points["fc2"]] if with_points else [])
     found = meaning("QMoE", attributes, *given)
     np.testing.assert_allclose(found[0], wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "act"),
+    [
+        ("relu", lambda x: max(x, 0.0)),
+        ("silu", lambda x: x / (1 + math.exp(-x))),
+        ("identity", lambda x: x),
+        ("gelu", lambda x: 0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))),
+    ],
+)
+def test_activations_of_experts_by_their_definition(kind: str, act: Callable[[float], float]) -> None:
+    x, one, two = draw(1, 3, 4), draw(1, 6, 4, seed=1), draw(1, 4, 6, seed=2)
+    wanted = [two[0] @ np.asarray([act(float(v)) for v in one[0] @ row]) for row in x[0]]
+    found = meaning("MoE", {"k": 1, "activation_type": kind}, x, np.zeros((3, 1), np.float32), one, None, two)
+    np.testing.assert_allclose(found[0], np.asarray(wanted), rtol=1e-4, atol=1e-5)
 
 
 def test_experts_of_equal_logits_are_taken_in_order_and_routing_may_stay_unnormalised() -> None:
