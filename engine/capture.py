@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from engine.capture_rules import RULES, objection
+from engine.capture_rules import RULES, Rule, left_out, objection
 from engine.plan import Plan, SeamReason, Step
 
 _PATHS: dict[SeamReason, str] = {"HostControlFlowOrSequence": "host-seam"}
@@ -79,9 +79,9 @@ def cut(
     segments: list[Segment] = []
     seams: list[Seam] = []
     run: list[Step] = []
-    captured = True
+    captured, without = True, left_out(rules)
     for step in plan.steps:
-        seam = _seam(step, steady, plan, rules, warmed)
+        seam = _seam(step, steady, plan, without, warmed)
         if seam is not None:
             seams.append(seam)
         if (seam is None) != captured and run:
@@ -114,26 +114,27 @@ def _seam(
     step: Step,
     steady: Callable[[int], bool],
     plan: Plan,
-    rules: frozenset[str],
+    without: tuple[Rule, ...],
     warmed: Callable[[Step], bool],
 ) -> Seam | None:
     """The first reason that stands against a step, in the reference's order."""
     if step.reason is not None:
         return Seam(step, step.reason, step.detail)
-    moving = [plan.keys[k].name for k in step.keys if not steady(k)]
-    if moving:
-        return Seam(step, "CaptureRecordingFailed", f"may page in {moving[0]}: mapping granules is not recorded")
-    before = objection(step, rules)
+    moving = next((k for k in step.keys if not steady(k)), None)
+    if moving is not None:
+        name = plan.keys[moving].name
+        return Seam(step, "CaptureRecordingFailed", f"may page in {name}: mapping granules is not recorded")
+    before = objection(step, without)
     if before is not None and before[0] == "CaptureRecordingFailed":
         return Seam(step, *before)
     name = step.op.rpartition("::")[2]
     if name in _HOST or "Sequence" in name:
         return Seam(step, "HostControlFlowOrSequence", f"{name} is carried out by the host")
-    shapes: tuple[tuple[bool, SeamReason], ...] = ((True, "UnresolvedOutputShape"), (False, "UnresolvedInputShape"))
-    for writes, reason in shapes:
-        open_ = [o for o in step.operands if (o.access == "w") is writes and any(d < 0 for d in o.ref.shape)]
-        if open_:
-            return Seam(step, reason, f"{open_[0].ref.name or open_[0].name} has the shape {list(open_[0].ref.shape)}")
+    open_ = [o for o in step.operands if o.ref.shape and min(o.ref.shape) < 0]
+    if open_:
+        first = next((o for o in open_ if o.access == "w"), open_[0])
+        reason: SeamReason = "UnresolvedOutputShape" if first.access == "w" else "UnresolvedInputShape"
+        return Seam(step, reason, f"{first.ref.name or first.name} has the shape {list(first.ref.shape)}")
     if step.grows:
         return Seam(step, "ClassifierDisqualified", step.grows)
     if not warmed(step):

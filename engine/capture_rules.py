@@ -93,6 +93,15 @@ def parse_rules(text: object) -> frozenset[str]:
     return frozenset(names)
 
 
-def objection(step: Step, in_force: frozenset[str]) -> Objection | None:
-    """What stands against recording a step while only these rules are in force."""
-    return next((o for name, rule in RULES.items() if name not in in_force and (o := rule.before(step))), None)
+def left_out(in_force: frozenset[str]) -> tuple[Rule, ...]:
+    """The rules that are not in force."""
+    return tuple(rule for name, rule in RULES.items() if name not in in_force)
+
+
+def objection(step: Step, without: tuple[Rule, ...]) -> Objection | None:
+    """What stands against recording a step without these rules."""
+    for rule in without:
+        found = rule.before(step)
+        if found is not None:
+            return found
+    return None

@@ -88,6 +88,9 @@ class Decoder:
         self._spaces = workspace(plans, kv.sequences)
         self._launches: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], Launch] = {}
         self._spreads = states(plans, kv.sequences)
+        self._gathers = {rows: plan.gathers for rows, plan in plans.items()}
+        self.gathered: dict[str, int] = {}
+        """Bytes of rows read in place so far, by table."""
         self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
         self._tell = tell
         self._warm = False
@@ -317,6 +320,8 @@ class Decoder:
         self._tally.add("forward_steps")
         self._tally.add("touches", plan.touches)
         self._tally.add("gather_bytes", plan.gather_bytes * sequences)
+        for table, nbytes in self._gathers[plan.rows].items():
+            self.gathered[table] = self.gathered.get(table, 0) + nbytes * sequences
         after = self._device.tally.read()
         if decodes:
             steady = self._tally.read().get("decode_steps", 0) >= _UNSTEADY_STEPS

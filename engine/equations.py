@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.attribution import CAUSES
+
 Relation = Literal["==", "<=", ">="]
 
 
@@ -44,6 +46,7 @@ class Sums:
     staged_bytes: int = 0
     in_place: int = 0
     in_place_bytes: int = 0
+    gathered_bytes: int = 0
     routed_bytes: int | None = None
     """By bank of experts; None where there is none, or nobody knows what was asked for."""
 
@@ -125,6 +128,13 @@ def evaluate(
             c("device_zero_copy_bytes"),
             c("zero_copy_bytes"),
         ),
+        Equation(
+            "W9",
+            "bytes over the link - floor * tokens == sum of causes",
+            "==",
+            c("htod_bytes") + c("zero_copy_bytes") - f("floor_bytes"),
+            sum(f(name) for name in CAUSES),
+        ),
         Equation("W11", "weights mapped at peak <= capacity", "<=", f("peak_weight_mapped_bytes"), f("capacity_bytes")),
         Equation(
             "G1",
@@ -181,6 +191,7 @@ def evaluate(
             c("gather_bytes") + c("prefix_hit_tokens") * f("gather_bytes_per_token"),
             f("positions_asked") * f("gather_bytes_per_token"),
         ),
+        Equation("P1t", "embedding rows read == sum over tables", "==", c("gather_bytes"), sums.gathered_bytes),
         Equation(
             "P2",
             "prefix hit bytes == bytes per token * prefix hits",

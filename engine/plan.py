@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from engine.graph import Weight
@@ -112,11 +112,11 @@ class Step:
     detail: str = ""
     grows: str = ""
     """An operand whose extent grows from token to token, in words; empty for none. Such a step is never recorded."""
+    keys: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    """Keys that the step reads: its touches. Asked for in every pass, so kept."""
 
-    @property
-    def keys(self) -> tuple[int, ...]:
-        """Keys that the step reads: its touches."""
-        return tuple(o.ref.index for o in self.operands if o.ref.kind == "key")
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "keys", tuple([o.ref.index for o in self.operands if o.ref.kind == "key"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +184,16 @@ class Plan:
     def gather_bytes(self) -> int:
         """Embedding bytes that one forward pass reads in place."""
         return sum(s.gather_bytes for s in self.steps)
+
+    @property
+    def gathers(self) -> Mapping[str, int]:
+        """The same by the table whose rows they are."""
+        found: dict[str, int] = {}
+        for step in self.steps:
+            for table in (o.ref.name for o in step.operands if o.ref.kind == "host" and step.gather_bytes):
+                found[table] = found.get(table, 0) + step.gather_bytes
+                break  # codes, scales and zero points of one table are one
+        return found
 
     @property
     def weight_bytes(self) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import engine
+from engine.attribution import Key, Run, floor_bytes, over_floor
 from engine.batch import Prompts, chunk_rows
 from engine.bind import lower
 from engine.capture_rules import parse_rules
@@ -32,6 +33,7 @@ from engine.onnx_load import load, recorded_digest
 from engine.paging.grants import Grant, Grants
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.residency import Residency, make_pager
+from engine.paging.traffic import KeyTraffic
 from engine.plan import Plan
 from engine.prefix import check_no_states
 from engine.routed import given_for, record
@@ -215,6 +217,7 @@ def _report(
     counters = progress.read()
     facts = _facts(request, setup, plan, generations)
     facts["bound_by"] = sources(graph.info.bound_by)
+    facts |= _attribution(setup, plan, counters, len(request.prompts))
     routing = setup.decoder.routing
     traffic = list(zip(plan.keys, setup.pager.traffic, strict=True))
     sums = Sums(
@@ -227,6 +230,7 @@ def _report(
         in_place=sum(t.in_place for _, t in traffic),
         in_place_bytes=sum(t.in_place * k.nbytes for k, t in traffic),
         evicted=sum(t.evicted for _, t in traffic),
+        gathered_bytes=sum(setup.decoder.gathered.values()),
         routed_bytes=routing.asked_bytes if routing.banks and routing.is_known else None,
     )
     close(setup, facts)
@@ -251,10 +255,34 @@ def _report(
             }
             for s in seams
         ],
-        "keys": [{"key": k.name, "nbytes": k.nbytes, **asdict(t)} for k, t in traffic],
+        "keys": _key_rows(plan, setup),
         "peak_rss_bytes": _peak_rss_bytes(),
     }
     emit(line)
+
+
+def _key_rows(plan: Plan, setup: Setup) -> list[dict[str, Any]]:
+    """What each key did, and each table whose rows were read in place, which may be a key too."""
+    gathered = dict(setup.decoder.gathered)
+    rows = [
+        {"key": k.name, "nbytes": k.nbytes, **asdict(t), "gathered_bytes": gathered.pop(k.name, 0)}
+        for k, t in zip(plan.keys, setup.pager.traffic, strict=True)
+    ]
+    sizes = {table.name: table.nbytes for table in plan.hosts}
+    nothing = asdict(KeyTraffic())
+    rows += [{"key": n, "nbytes": sizes[n], **nothing, "gathered_bytes": b} for n, b in gathered.items()]
+    return rows
+
+
+def _attribution(setup: Setup, plan: Plan, counters: Mapping[str, int | float], batch: int) -> dict[str, int]:
+    """The floor under all tokens of a process, and why more crossed the link, in bytes."""
+    pager = setup.pager
+    passes, tokens = (int(counters.get(name, 0)) for name in ("forward_steps", "emitted_tokens"))
+    capacities = (setup.capacity_bytes, pager.capacity_bytes)
+    whole = Run(passes, tokens, batch, *capacities, pager.fits, pager.filling)
+    floor = max(0, plan.weight_bytes - setup.capacity_bytes)
+    keys = (Key(k.nbytes, t, pager.resident(k.index)) for k, t in zip(plan.keys, pager.traffic, strict=True))
+    return {"floor_bytes": floor_bytes(floor, whole), "all_tokens": tokens, **over_floor(keys, whole)}
 
 
 def _peak_rss_bytes() -> int:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from engine.attribution import CAUSES
+
+_CROSSINGS = ("retained", "bypassed", "staged", "in_place")
+"""Ways of a key over the link."""
+_SHOWN_KEYS = 10
 _TOKEN_PHASES = (("prefill",), ("warm", "decode"))
 
 
@@ -104,6 +109,8 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"{_pick(c, 'prefix_hit_tokens', 'prefix_hit_bytes')}",
         f"peak_rss_bytes: {result['peak_rss_bytes']}",
     ]
+    rows += _over_floor(c, f)
+    rows += _keys(result["keys"])
     if "ring_slots" in f:
         rows.append(_staging(c, f))
     if "zero_copy_bytes_per_step" in f:
@@ -118,6 +125,27 @@ def _result(result: dict[str, Any]) -> list[str]:
         for e in result["equations"]
     ]
     return rows
+
+
+def _over_floor(c: Mapping[str, Any], f: Mapping[str, Any]) -> list[str]:
+    """The distance to the floor by cause, over all generations; the causes add up to it."""
+    if f.get("resident") != 0:
+        return []
+    rows = [f"over_floor: {sum(f[name] for name in CAUSES)} bytes above floor_bytes={f['floor_bytes']}, of which:"]
+    return rows + [f"  {name}={f[name]} ({words})" for name, words in CAUSES.items() if f[name]]
+
+
+def _keys(keys: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The keys of the most bytes over the link: each key's share of the bytes beside its share of the events."""
+    crossings = [sum(k[n] for n in _CROSSINGS) for k in keys]
+    nbytes = [times * k["nbytes"] for times, k in zip(crossings, keys, strict=True)]
+    largest = sorted(zip(nbytes, crossings, keys, strict=True), key=lambda row: (-row[0], row[2]["key"]))
+    return [
+        f"key {k['key']}: nbytes={k['nbytes']} {_pick(k, 'hits', *_CROSSINGS, 'evicted')} streamed_bytes={streamed} "
+        f"share_by_bytes={_share(streamed, sum(nbytes))} share_by_count={_share(times, sum(crossings))}"
+        for streamed, times, k in largest[:_SHOWN_KEYS]
+        if times
+    ]
 
 
 def _staging(c: Mapping[str, Any], f: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jobs import checks, expressions
 from jobs.compare import MeasuredArm, MeasuredRun, is_time, measured_arm
 from jobs.metrics import is_finite, readings
-from jobs.model import ArmPlan, CellPlan, Equation, Missing, Reading, RunFact, RunRecord
+from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Missing, Reading, RunFact, RunRecord
 from jobs.order import RUNS_PER_REPEAT
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
 
@@ -84,6 +84,7 @@ def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | 
         facts={k: v for k, v in first.facts.items() if isinstance(v, str) or is_finite(v)} if first else {},
         seams=first.seams if first else (),
         top_keys=_top_keys(first) if first else (),
+        crossings=_crossings(first) if first else (0, 0),
         card=str(first.device.get("name", "")) if first else "",
         uuid=", ".join(sorted({str(record.device.get("uuid", "")) for record in records})),
         certificates=_tally(record.certificate.verdict for record in records if record.certificate),
@@ -168,10 +169,14 @@ def _distance(equation: Equation) -> float:
     return abs(equation.lhs - equation.rhs)
 
 
-def _top_keys(record: RunRecord) -> tuple[tuple[str, int, int], ...]:
-    streamed = [(key.key, key.nbytes * (key.retained + key.bypassed + key.staged), key.bypassed) for key in record.keys]
-    moving = [row for row in streamed if row[1] > 0]
-    return tuple(sorted(moving, key=lambda row: (-row[1], row[0]))[:TOP_KEYS])
+def _top_keys(record: RunRecord) -> tuple[KeyBytes, ...]:
+    """The keys of the most bytes over the link, largest first."""
+    moving = [key for key in record.keys if key.streamed_bytes > 0]
+    return tuple(sorted(moving, key=lambda key: (-key.streamed_bytes, key.key))[:TOP_KEYS])
+
+
+def _crossings(record: RunRecord) -> tuple[int, int]:
+    return sum(key.streamed for key in record.keys), sum(key.streamed_bytes for key in record.keys)
 
 
 def _tally(words: Iterable[str]) -> dict[str, int]:

@@ -340,7 +340,7 @@ class SeamRow(Document):
 
 
 class KeyBytes(Document):
-    """One key's traffic over a run."""
+    """One key's traffic over a run: touches by how they were served, and bytes of rows gathered in place."""
 
     key: str
     nbytes: int
@@ -349,6 +349,18 @@ class KeyBytes(Document):
     bypassed: int = 0
     evicted: int = 0
     staged: int = 0
+    in_place: int = 0
+    gathered_bytes: int = 0
+
+    @property
+    def streamed(self) -> int:
+        """How often it crossed the link."""
+        return self.retained + self.bypassed + self.staged + self.in_place
+
+    @property
+    def streamed_bytes(self) -> int:
+        """What of it crossed the link."""
+        return self.streamed * self.nbytes
 
 
 class Equation(Document):

@@ -361,7 +361,10 @@ key_bytes = Table(
     _integer("retained"),
     _integer("bypassed"),
     _integer("evicted"),
-    Column("staged", BigInteger, nullable=False, server_default=text("0")),
+    *(
+        Column(name, BigInteger, nullable=False, server_default=text("0"))
+        for name in ("staged", "in_place", "gathered_bytes")
+    ),
 )
 
 certificate = Table(

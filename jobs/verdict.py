@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from jobs.model import Document, Equation, Reading, SeamRow, Stamp
+from jobs.model import Document, Equation, KeyBytes, Reading, SeamRow, Stamp
 
 IdentityClass = Literal[
     "IDENTICAL",
@@ -198,11 +198,18 @@ class ArmView(Document):
     values: dict[str, Reading] = {}  # every counter and metric: the arm's one value, or Missing("varies ...")
     facts: dict[str, int | float | str] = {}
     seams: tuple[SeamRow, ...] = ()
-    top_keys: tuple[tuple[str, int, int], ...] = ()  # key, streamed bytes, bypass count; largest first
+    top_keys: tuple[KeyBytes, ...] = ()  # those of the most bytes over the link, largest first
+    crossings: tuple[int, int] = (0, 0)  # of all keys over the link: how often, and bytes
     card: str = ""
     uuid: str = ""
     certificates: dict[str, int] = {}  # verdict -> count
     stop_reasons: dict[str, int] = {}
+
+    @field_validator("top_keys", mode="before")
+    @classmethod
+    def _without_older_rows(cls, rows: Any) -> Any:
+        """Verdicts of before whole rows were kept hold names with two figures each: those are left out."""
+        return [row for row in rows if isinstance(row, dict | KeyBytes)]
 
 
 class CellVerdict(Document):

@@ -10,7 +10,8 @@ import itertools
 from dataclasses import dataclass
 from typing import Final
 
-from jobs.model import Missing
+from engine.attribution import CAUSES
+from jobs.model import KeyBytes, Missing
 from jobs.verdict import ArmView
 from reports.format import NOT_RECORDED, Value
 
@@ -49,6 +50,29 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyLine:
+    """One key: bytes by how they were served, and its share of what crossed the link, by bytes and by count."""
+
+    key: str
+    nbytes: int
+    read_bytes: int
+    resident_bytes: int
+    streamed_bytes: int
+    bypassed_bytes: int
+    gathered_bytes: int
+    byte_share: Value
+    count_share: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """One cause of the distance to the floor: what it is, and bytes a token over a whole run, warm-ups included."""
+
+    words: str
+    per_token_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
 class Traffic:
     """One arm's figures. Tuples are empty where the counters behind them are missing; `why` says which."""
 
@@ -68,6 +92,8 @@ class Traffic:
     by_count: tuple[Part, ...]
     by_bytes: tuple[Part, ...]
     why: str
+    keys: tuple[KeyLine, ...]
+    causes: tuple[Cause, ...]
 
 
 def build(arm: ArmView) -> Traffic:
@@ -92,6 +118,8 @@ def build(arm: ArmView) -> Traffic:
         by_count=by_count,
         by_bytes=by_bytes,
         why=count_why or bytes_why,
+        keys=tuple(_key_line(key, *arm.crossings) for key in arm.top_keys),
+        causes=_causes(arm),
     )
 
 
@@ -99,6 +127,32 @@ def _link(arm: ArmView, copied: Value) -> Value:
     """An engine that does not record it reads nothing in place."""
     link = reading(arm, "link_bytes_per_token")
     return copied if isinstance(link, Missing) else link
+
+
+def _key_line(key: KeyBytes, crossings: int, crossed_bytes: int) -> KeyLine:
+    return KeyLine(
+        key.key,
+        key.nbytes,
+        (key.hits + key.streamed) * key.nbytes,
+        key.hits * key.nbytes,
+        key.streamed_bytes,
+        key.bypassed * key.nbytes,
+        key.gathered_bytes,
+        ratio(key.streamed_bytes, crossed_bytes),
+        ratio(key.streamed, crossings),
+    )
+
+
+def _causes(arm: ArmView) -> tuple[Cause, ...]:
+    """The distance to the floor by cause, in the engine's order; empty where a cause is missing or all fits."""
+    found = {words: fact(arm, name) for name, words in CAUSES.items()}
+    tokens = fact(arm, "all_tokens")
+    if isinstance(tokens, Missing) or not tokens or fact(arm, "resident") != 0:
+        return ()
+    known = {words: value for words, value in found.items() if not isinstance(value, Missing)}
+    if len(known) != len(found):
+        return ()
+    return tuple(Cause(words, value / tokens) for words, value in known.items())
 
 
 def reading(arm: ArmView, name: str) -> Value:

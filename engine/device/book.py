@@ -221,10 +221,13 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
 
     def host_range(self, key: int, source: NDArray[Any]) -> None:
         """Remember where a key's bytes lie: only a copy from there fills that key."""
-        if source.nbytes:
-            insort(self._starts, source.ctypes.data)
-            self._ranges[source.ctypes.data, source.nbytes] = key
-            self._sizes[source.ctypes.data] = max(source.nbytes, self._sizes.get(source.ctypes.data, 0))
+        nbytes = source.nbytes
+        if nbytes:
+            start = source.__array_interface__["data"][0]  # ctypes.data takes ten times as long
+            if start not in self._sizes:
+                insort(self._starts, start)
+            self._ranges[start, nbytes] = key
+            self._sizes[start] = max(nbytes, self._sizes.get(start, 0))
 
     def whole(self, source: NDArray[Any]) -> Tag | None:
         """The key whose host bytes these are, whole."""

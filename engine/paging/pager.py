@@ -17,7 +17,7 @@ from engine.errors import EngineError, Refused
 from engine.paging.arena import minimum_budget, offsets, pack, refuse_small
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.policy import KeyView, Policy, Room, Setting, aligned, make
-from engine.paging.traffic import KeyTraffic
+from engine.paging.traffic import Filling, KeyTraffic
 from engine.plan import Plan, Step
 
 
@@ -82,6 +82,11 @@ class Pager:
     def facts(self) -> Mapping[str, int]:
         """Nothing beyond what counters say."""
         return {}
+
+    @property
+    def filling(self) -> Filling:
+        """Granules that resident keys hold, and the fixed slot."""
+        return Filling(self._held * self._granule, self._policy.slot_granules * self._granule)
 
     def steady(self, key: int) -> bool:
         """Whether a key, once in, is never evicted, so that a graph may read it without asking."""

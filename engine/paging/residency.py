@@ -11,7 +11,7 @@ from engine.paging.arena import minimum_budget
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.pager import Pager
 from engine.paging.staging import StagedPager
-from engine.paging.traffic import KeyTraffic
+from engine.paging.traffic import Filling, KeyTraffic
 from engine.paging.zero_copy import ZeroCopyPager
 from engine.plan import Plan, Step
 
@@ -35,6 +35,11 @@ class Residency(Protocol):
     @property
     def facts(self) -> Mapping[str, int]:
         """What is worth telling of how the budget was divided."""
+        ...
+
+    @property
+    def filling(self) -> Filling:
+        """What the budget's granules hold now."""
         ...
 
     @property

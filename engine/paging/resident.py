@@ -15,7 +15,7 @@ from engine.errors import EngineError
 from engine.paging.arena import offsets, pack
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.policy import aligned
-from engine.paging.traffic import KeyTraffic
+from engine.paging.traffic import Filling, KeyTraffic
 from engine.plan import Plan
 
 
@@ -37,6 +37,7 @@ class ResidentSet:
         self.keys = [k for k in plan.keys if k.index in keys]
         starts = offsets(self.keys)
         packed = starts[-1] + aligned(self.keys[-1].nbytes) if starts else 0
+        self.filling = Filling(packed, further_bytes)
         self._granules = -(-(packed + further_bytes) // device.granule_bytes)
         self._base = pool.map_range(self._granules, "weights")
         self.places = {k.index: self._base + at for k, at in zip(self.keys, starts, strict=True)}
@@ -124,6 +125,11 @@ class FixedPager(ABC):
                 "replanned_keys": self._replanned_keys,
             }
         )
+
+    @property
+    def filling(self) -> Filling:
+        """The resident set as it is packed, and what is mapped behind it."""
+        return self._set.filling
 
     def steady(self, key: int) -> bool:
         """Always: no address moves, and no granule has to be mapped."""

@@ -38,19 +38,22 @@ def make(setting: Setting) -> StableSlot:
     The slot must hold the keys of one step that are not resident; a larger resident set leaves need for a smaller slot,
     so keys are dropped from the end until both fit.
     """
-    kept = list(setting.keys)
-    while kept:
-        inside = frozenset(k.index for k in kept)
-        slot = _slot_granules(setting, inside)
-        mapped = len({g for k in kept for g in range(k.first, k.last + 1)})
-        if mapped + slot <= setting.capacity:
-            return StableSlot(inside, slot)
-        kept.pop()
-    return StableSlot(frozenset(), _slot_granules(setting, frozenset()))
-
-
-def _slot_granules(setting: Setting, resident: frozenset[int]) -> int:
-    """Granules that the widest step needs for its keys outside the resident set, each once, at an aligned offset."""
-    sizes = {k.index: aligned(k.nbytes) for k in setting.keys}
-    widest = max((sum(sizes[k] for k in set(step) if k not in resident) for step in setting.steps), default=0)
-    return -(-widest // setting.granule_bytes)
+    held: set[int] = set()
+    mapped = []  # granules of the first 1, 2, ... keys
+    for key in setting.keys:
+        held.update(range(key.first, key.last + 1))
+        mapped.append(len(held))
+    readers: dict[int, list[int]] = {}
+    for number, step in enumerate(setting.steps):
+        for index in set(step):
+            readers.setdefault(index, []).append(number)
+    widths, widest = [0] * len(setting.steps), 0  # of each step's keys that were dropped, at aligned offsets
+    for kept in range(len(setting.keys), 0, -1):
+        slot = -(-widest // setting.granule_bytes)
+        if mapped[kept - 1] + slot <= setting.capacity:
+            return StableSlot(frozenset(k.index for k in setting.keys[:kept]), slot)
+        dropped = setting.keys[kept - 1]
+        for number in readers.get(dropped.index, ()):
+            widths[number] += aligned(dropped.nbytes)
+            widest = max(widest, widths[number])
+    return StableSlot(frozenset(), -(-widest // setting.granule_bytes))

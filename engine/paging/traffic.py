@@ -15,3 +15,11 @@ class KeyTraffic:
     staged: int = 0
     in_place: int = 0
     evicted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How a budget is filled: `held_bytes` where resident keys lie, `ring_bytes` for what comes and goes."""
+
+    held_bytes: int
+    ring_bytes: int

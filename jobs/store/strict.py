@@ -119,9 +119,7 @@ def _require_64_bits(record: RunRecord) -> None:
     for index, seam in enumerate(record.seams):
         places[f"seams.{index}.step"] = seam.step
     for index, key in enumerate(record.keys):
-        places[f"keys.{index}"] = max(
-            (key.nbytes, key.hits, key.retained, key.bypassed, key.evicted, key.staged), key=abs
-        )
+        places[f"keys.{index}"] = max((value for value in key.model_dump().values() if isinstance(value, int)), key=abs)
     for place, value in places.items():
         if _beyond(value) is not None:
             raise Unstorable(f"the record of {record.attempt_id} cannot be stored: {place}: {value} is beyond 64 bits")

@@ -11,12 +11,14 @@ from reports.blocks import (
     CellRef,
     Column,
     Details,
+    Inline,
     Inlines,
     Name,
     Paragraph,
     Section,
     Slice,
     State,
+    Strong,
     Table,
     words,
 )
@@ -52,12 +54,12 @@ def build(view: SweepView, scope: Scope) -> Section:
     if scope.is_single:
         cell = scope.cells[0]
         if cell.traffic:
-            shown += [_figures(cell), *_attribution(cell), *_bars(cell)]
+            shown += [_figures(cell), *_over_floor(cell), *_attribution(cell), *_bars(cell)]
             folded += _folds(cell, scope)
     else:
         shown.append(_overview(scope))
         for cell in scope.cells:
-            parts = (_figures(cell), *_attribution(cell), *_bars(cell), *_folds(cell, scope))
+            parts = (_figures(cell), *_over_floor(cell), *_attribution(cell), *_bars(cell), *_folds(cell, scope))
             folded.append(Details(words("Bytes of ", CellRef(cell.name)), parts))
     return Section("bytes", "Bytes", _summary(scope), tuple(shown), tuple(folded))
 
@@ -112,6 +114,19 @@ def _figures(cell: CellView) -> Table:
     return Table("Bytes by arm", columns, tuple(rows))
 
 
+def _over_floor(cell: CellView) -> list[Block]:
+    """The distance to the floor by cause, bytes a token; the causes of an arm add up to its last row."""
+    arms = [arm for arm in cell.traffic if arm.role != "null" and arm.causes]
+    told = [row for row in zip(*(arm.causes for arm in arms), strict=True) if any(c.per_token_bytes for c in row)]
+    if not told:
+        return []
+    columns = (Column("Cause"), *(Column(arm.arm, "right") for arm in arms))
+    rows = [(words(row[0].words), *(words(_size(cause.per_token_bytes)) for cause in row)) for row in told]
+    totals = (words(_size(sum(cause.per_token_bytes for cause in arm.causes))) for arm in arms)
+    caption = "Distance to the floor by cause, bytes a token over all generations"
+    return [Table(caption, columns, (*rows, (words(Strong("Distance to the floor")), *totals)))]
+
+
 def _attribution(cell: CellView) -> list[Block]:
     out: list[Block] = []
     for arm in cell.traffic:
@@ -127,7 +142,14 @@ def _attribution(cell: CellView) -> list[Block]:
         text += f". A bypassed page-in is {_size(arm.mean_bypass_bytes)} in the mean"
         if not isinstance(arm.mean_retained_bytes, Missing):
             text += f", a retained one {_size(arm.mean_retained_bytes)}"
-        out.append(Paragraph(words(text + ".")))
+        said: list[Inline] = [*words(text + ".")]
+        if arm.keys:
+            largest = arm.keys[0]
+            said += [*words(" The most bytes are of "), Name(largest.key)]
+            said += words(
+                f": {_share(largest.byte_share)} of what crossed the link, {_share(largest.count_share)} of times."
+            )
+        out.append(Paragraph(tuple(said)))
     return out
 
 
@@ -190,11 +212,9 @@ def _kinds(bars: tuple[Bar, ...]) -> set[str]:
 
 def _folds(cell: CellView, scope: Scope) -> list[Details]:
     folds = [Details(words("Weights, budget and capacity"), (_sizes(cell),))]
-    keys = [arm for arm in cell.source.arms if arm.top_keys and arm.role != "null"]
+    keys = [arm for arm in cell.traffic if arm.keys and arm.role != "null"]
     if keys:
-        folds.append(
-            Details(words("Heaviest streamed keys"), tuple(_keys(arm.arm, arm.top_keys, scope) for arm in keys))
-        )
+        folds.append(Details(words("Heaviest streamed keys"), tuple(_keys(arm, scope) for arm in keys)))
     if cell.source.exact:
         table = _counters(cell.source.exact, scope)
         folds.append(Details(words(f"All {plural(len(cell.source.exact), 'exact metric')}"), (table,)))
@@ -220,11 +240,33 @@ def _sizes(cell: CellView) -> Table:
     return Table("Weights, budget and capacity", columns, rows)
 
 
-def _keys(arm: str, keys: tuple[tuple[str, int, int], ...], scope: Scope) -> Table:
-    shown = keys[: scope.deep]
-    columns = (Column(f"Key ({arm})"), Column("Streamed", "right"), Column("Bypasses", "right"))
-    rows = tuple((words(Name(key)), words(exact(size, "bytes")), words(integer(count))) for key, size, count in shown)
-    return Table(f"Heaviest streamed keys of {arm}", columns, rows, more=len(keys) - len(shown))
+def _keys(arm: Traffic, scope: Scope) -> Table:
+    """The heaviest keys: the count view of each beside the byte view."""
+    shown = arm.keys[: scope.deep]
+    heads = (
+        "Size",
+        "Read",
+        "From resident memory",
+        "Streamed",
+        "Bypassed",
+        "Gathered",
+        "Of streamed bytes",
+        "Of times",
+    )
+    columns = (Column(f"Key ({arm.arm})"), *(Column(head, "right") for head in heads))
+    rows = tuple(
+        (
+            words(Name(key.key)),
+            words(exact(key.nbytes, "bytes")),
+            *(words(_size(size)) for size in (key.read_bytes, key.resident_bytes)),
+            words(exact(key.streamed_bytes, "bytes")),
+            *(words(_size(size)) for size in (key.bypassed_bytes, key.gathered_bytes)),
+            words(_share(key.byte_share)),
+            words(_share(key.count_share)),
+        )
+        for key in shown
+    )
+    return Table(f"Heaviest streamed keys of {arm.arm}", columns, rows, more=len(arm.keys) - len(shown))
 
 
 def _counters(rows: tuple[MetricRow, ...], scope: Scope) -> Table:
@@ -266,6 +308,10 @@ def _whole(value: Value) -> str:
         if isinstance(value, int) and value >= 1024
         else show(value, "bytes")
     )
+
+
+def _share(value: Value) -> str:
+    return show(value, "ratio")
 
 
 def _size(value: Value) -> str:

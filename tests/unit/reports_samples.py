@@ -6,6 +6,7 @@ from typing import Any
 
 from jobs.model import (
     Equation,
+    KeyBytes,
     Missing,
     Reading,
     SeamRow,
@@ -115,9 +116,10 @@ def arm(name: str, role: str, policy: str, htod: int, bypass_bytes: int, bypass:
         "values": values,
         "facts": facts,
         "top_keys": (
-            ("lm_head.weight_Q4", 389_283_840 * tokens, 16),
-            ("layers.0.mlp.gate_proj", 48_660_480 * tokens, 16),
+            KeyBytes(key="lm_head.weight_Q4", nbytes=389_283_840, bypassed=tokens),
+            KeyBytes(key="layers.0.mlp.gate_proj", nbytes=48_660_480, hits=3, bypassed=tokens),
         ),
+        "crossings": (100 * tokens, 1_000_000_000 * tokens),
         "card": "sim-h200",
         "uuid": "SIM-00000000-0000-0000-0000-000000000001",
         "certificates": {"clear": 2},
@@ -395,7 +397,14 @@ def hostile(name: str) -> Verdict:
     sides = (
         arm("base", "base", name, LRU, 0, 0, arm=name, source=name, commit=name, card=name, uuid=name),
         arm(
-            "head", "head", name, STABLE, 1_048_412_160, 336, source=name, top_keys=((name, 10**9, 3), (name, 10**8, 1))
+            "head",
+            "head",
+            name,
+            STABLE,
+            1_048_412_160,
+            336,
+            source=name,
+            top_keys=(KeyBytes(key=name, nbytes=10**8, bypassed=3),),
         ),
     )
     seam = SeamRow(step=1, node=name, op=name, reason=name, path=name, detail=name)

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from engine.attribution import CAUSES
 from engine.equations import Equation, Sums, evaluate
 
 COUNTERS: dict[str, int | float] = {
@@ -58,8 +59,12 @@ FACTS: dict[str, int | float | str] = {
     "kv_copied_positions": 24,
     "mapped_after_close_bytes": 0,
     "owned_after_close_bytes": 0,
+    "floor_bytes": 100,
+    **dict.fromkeys(CAUSES, 0),
+    "over_floor_first_fill_bytes": 340,
+    "over_floor_early_hit_bytes": -40,
 }
-SUMS = Sums(hits=6, retained=3, bypassed=1, bypassed_bytes=100, evicted=1)
+SUMS = Sums(hits=6, retained=3, bypassed=1, bypassed_bytes=100, evicted=1, gathered_bytes=28)
 
 
 def broken(counters: dict[str, int | float], facts: dict[str, int | float | str], sums: Sums = SUMS) -> set[str]:
@@ -83,7 +88,7 @@ def test_a_run_that_closes_breaks_none() -> None:
         ({"staged_page_ins": 1}, {"W2", "W2s"}),
         ({"staged_bytes": 1}, {"W6", "W7s"}),
         ({"zero_copy_reads": 1}, {"W1", "W2z"}),
-        ({"zero_copy_bytes": 1}, {"W4", "W7z", "W10z"}),
+        ({"zero_copy_bytes": 1}, {"W4", "W7z", "W9", "W10z"}),
         ({"device_zero_copy_bytes": 1}, {"W10z"}),
         ({"retained_page_ins": 2, "bypassed_page_ins": 2}, {"W2r", "W2b", "W3"}),
         ({"evictions": 2, "resident_keys": 1}, {"W2e"}),
@@ -105,7 +110,7 @@ def test_a_run_that_closes_breaks_none() -> None:
         ({"kv_growths": 1}, {"K3"}),
         ({"kv_growth_dtod_bytes": 230, "device_dtod_bytes": 230}, {"K4"}),
         ({"device_dtod_bytes": 0}, {"K5"}),
-        ({"gather_bytes": 35}, {"P1"}),
+        ({"gather_bytes": 35}, {"P1", "P1t"}),
         ({"prefix_hit_tokens": 1, "prefix_hit_bytes": 10}, {"P1"}),
         ({"prefix_hit_bytes": 10}, {"P2"}),
         ({"invalidations": 2, "grant_invalidations": 2}, {"A14"}),
@@ -132,6 +137,8 @@ def test_a_counter_that_is_off_breaks_its_equation(changes: dict[str, int], name
         ({"kv_layout": "seq-major"}, {"A17"}),
         ({"mapped_after_close_bytes": 4096}, {"L0"}),
         ({"owned_after_close_bytes": 4096}, {"L1"}),
+        ({"floor_bytes": 99}, {"W9"}),
+        *(({name: 7}, {"W9"}) for name in CAUSES),
         ({"resident": 1}, {"W13", "W13l"}),
         ({"requested_bytes_per_step": 201}, {"W4"}),
     ],
@@ -170,6 +177,7 @@ def test_what_is_read_in_place_is_what_was_foreseen_and_nothing_is_copied() -> N
         ("evicted", "W2e"),
         ("staged", "W2s"),
         ("staged_bytes", "W7s"),
+        ("gathered_bytes", "P1t"),
     ],
 )
 def test_a_key_whose_traffic_is_off_breaks_its_equation(field: str, name: str) -> None:

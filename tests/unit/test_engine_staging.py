@@ -248,7 +248,12 @@ def test_w8_the_ring_is_all_that_a_token_pays_above_the_floor(
     assert 0 <= f["budget_bytes"] - f["capacity_bytes"] < 2 << 20, "whole granules"
     assert streamed <= f["weight_bytes"] - f["budget_bytes"] + RING and f["ring_bytes"] <= RING
     assert (c["segments"], c["vmm_calls_steady"], c["alloc_calls_steady"], c["evictions"]) == (1, 0, 0, 0)
+    lost = f["capacity_bytes"] - f["resident_set_bytes"] - f["ring_bytes"] - f["unfilled_bytes"]
+    assert streamed - (f["weight_bytes"] - f["capacity_bytes"]) == f["ring_bytes"] + f["unfilled_bytes"] + lost
+    parted = f["budget_bytes"] - f["capacity_bytes"]
+    assert streamed - (f["weight_bytes"] - f["budget_bytes"] + f["ring_bytes"]) == parted + f["unfilled_bytes"] + lost
     if "vram_limit" in config:
+        assert (f["unfilled_bytes"], lost, parted) == (0, 0, 845_210), "all that it misses is a part of a granule"
         assert c["mapped_physical_bytes"] + HEADROOM + KV_FLOOR <= LIMIT
         assert f["kv_bytes_per_token"] * 256 == KV_FLOOR, "the cache's least: its smallest bucket"
         assert c["peak_committed_bytes"] + f["workspace_bytes"] <= LIMIT and c["oversubscribed_bytes"] == 0

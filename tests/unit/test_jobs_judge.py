@@ -69,7 +69,8 @@ def test_an_arm_shows_its_values_facts_and_certificates(documents: Any) -> None:
     assert head.facts["weight_bytes"] == 84_934_656
     assert head.certificates == {"clear": 2}
     assert head.stop_reasons == {"length": 6}
-    assert head.top_keys == (("layer.0.up", 5_000_000, 3),)
+    assert head.top_keys == (KeyBytes(key="layer.0.up", nbytes=1_000_000, retained=2, bypassed=3),)
+    assert head.crossings == (5, 5_000_000)
     assert [seam.reason for seam in head.seams] == ["host_read"]
 
 
@@ -78,9 +79,10 @@ def test_keys_that_came_through_a_ring_are_among_those_that_moved_most(documents
     keys = (
         KeyBytes(key="kept", nbytes=9, retained=1),
         KeyBytes(key="ringed", nbytes=7, staged=3),
-        KeyBytes(key="in", nbytes=99),
+        KeyBytes(key="read over the link", nbytes=11, in_place=2),
+        KeyBytes(key="in", nbytes=99, hits=4),
     )
-    assert _top_keys(record.model_copy(update={"keys": keys})) == (("ringed", 21, 0), ("kept", 9, 0))
+    assert _top_keys(record.model_copy(update={"keys": keys})) == (keys[2], keys[1], keys[0])
 
 
 def test_a_declared_stop_that_both_arms_share_is_identical(documents: Any) -> None:

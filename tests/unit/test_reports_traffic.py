@@ -42,7 +42,8 @@ def test_the_attribution_is_said_in_words_in_every_form() -> None:
     said = [inline(block.words) for block in built.shown if isinstance(block, Paragraph)]
     assert said == [
         "head: bypassed page-ins are 11.17 % of the page-ins and 44.63 % of the streamed bytes, 1.048 GB a token, "
-        "90.54 % of the distance to the floor. A bypassed page-in is 49.92 MB in the mean, a retained one 7.788 MB."
+        "90.54 % of the distance to the floor. A bypassed page-in is 49.92 MB in the mean, a retained one 7.788 MB. "
+        "The most bytes are of lm_head.weight_Q4: 38.93 % of what crossed the link, 1.00 % of times."
     ]
 
 
