@@ -16,7 +16,7 @@ WORKERS ?= 3
 ONE_THREAD := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1
 PYTEST := $(ONE_THREAD) $(BIN)/python -P -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: help sweep test test-full accept chaos hazards lint lock setup clean
+.PHONY: help sweep test test-full accept chaos hazards mutants lint lock setup clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -38,6 +38,9 @@ chaos: setup ## kill processes at named points and resume: part of test-full, al
 
 hazards: setup ## decode tiny and sample models under the happens-before checker: policy, budget, capture, layout, schedule
 	$(PYTEST) --dist worksteal tests/unit/test_engine_hazards_matrix.py
+
+mutants: setup ## leave out each call that orders, ends or refuses something, and name the check that falls
+	$(ONE_THREAD) $(BIN)/python -P -m tests.mutants.run --jobs $(WORKERS) --out docs/results
 
 lint: setup ## ruff, mypy, import contracts, one migration head
 	$(BIN)/ruff check .

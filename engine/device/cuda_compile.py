@@ -26,13 +26,14 @@ def compile_variant(variant: Variant, architecture: str) -> bytes:
     options = [f"--gpu-architecture={architecture}".encode(), *(o.encode() for o in _OPTIONS)]
     try:
         call(nvrtc.nvrtcCompileProgram, program, len(options), options)
+        image = bytearray(call(nvrtc.nvrtcGetCUBINSize, program))
+        call(nvrtc.nvrtcGetCUBIN, program, image)
     except DeviceFailure as error:
         log = bytearray(call(nvrtc.nvrtcGetProgramLogSize, program))
         call(nvrtc.nvrtcGetProgramLog, program, log)
         raise DeviceFailure(f"{variant.function} does not compile for {architecture}: {log.decode()}") from error
-    image = bytearray(call(nvrtc.nvrtcGetCUBINSize, program))
-    call(nvrtc.nvrtcGetCUBIN, program, image)
-    call(nvrtc.nvrtcDestroyProgram, program)
+    finally:
+        call(nvrtc.nvrtcDestroyProgram, program)
     return bytes(image)
 
 
