@@ -83,7 +83,9 @@ class Lowering:
     # -- reading values
 
     def value(self, name: str) -> LoweredValue:
-        """The lowered value of a name. Raises Absent for names that nothing produced."""
+        """The lowered value of a name. Raises Absent for names that nothing produced, Refusal for none at all."""
+        if not name:
+            raise Refusal("an input that it needs is not given")
         if name not in self._values and name in self.weights:
             weight = self.weights[name]
             single = weight.dtype in DTYPES and math.prod(weight.shape) == 1  # a number, in either form: no key

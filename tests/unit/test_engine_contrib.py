@@ -130,3 +130,13 @@ def test_the_gates_of_a_delta_net_are_not_taken_for_what_they_are_not_said_to_be
     with pytest.raises(UnsupportedModel) as caught:
         lower(s.graph(), 1)
     assert any("beta_activation = 'none' is not served: 'sigmoid' is" in r for r in caught.value.reasons)
+
+
+def test_an_input_that_is_not_given_is_called_so() -> None:
+    """As the exporter leaves the tables of a rotary embedding in fp32 for CUDA."""
+    s = Small()
+    s.head(s.attended(s.add("RotaryEmbedding", s.embedded(), "", "", "", domain=MICROSOFT)))
+    with pytest.raises(UnsupportedModel) as caught:
+        lower(s.graph(), 1)
+    wanted = ["(com.microsoft::RotaryEmbedding): an input that it needs is not given"]
+    assert [r.partition(" ")[2] for r in caught.value.reasons] == wanted

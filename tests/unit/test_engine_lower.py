@@ -164,7 +164,7 @@ def wire(where: str, index: int, name: str) -> Callable[[onnx.ModelProto], None]
         (GATE, 4, "model.layers.0.input_layernorm.weight", "g_idx"),
         (GATE, 5, "model.layers.0.input_layernorm.weight", "bias"),
         (GATE, 0, "nowhere", "'nowhere' is produced by nothing"),
-        (GATE, 0, "", "produced by nothing"),
+        (GATE, 0, "", "an input that it needs is not given"),
         ("embed_tokens/Gather", 0, "cos_cache", "256 rows for a vocabulary of 512"),
         ("embed_tokens/Gather", 1, "attention_mask", "('attention_mask') is Mask, not a tensor"),
         ("layers.0/post_attention_layernorm/SkipLayerNorm", 3, "cos_cache", "bias"),
