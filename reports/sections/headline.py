@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from reports.blocks import (
     Block,
@@ -23,18 +24,27 @@ from reports.blocks import (
     joined,
     words,
 )
-from reports.format import integer, plural
+from reports.format import integer, plural, show
 from reports.ranking import Ranked
 from reports.redact import redact
-from reports.traffic import setting
+from reports.traffic import reading, setting
 from reports.view import Scope, SweepView
 from reports.wording import gloss, outcome
+
+_BESIDE: Final = (
+    ("Over the link, a token", "link_bytes_per_token", "bytes"),
+    ("Above the floor", "floor_distance_bytes", "bytes"),
+    ("Segments", "segments", "count"),
+    ("Seams", "seams", "count"),
+    ("Seam nodes", "seam_nodes", "count"),
+)
+"""Title, metric and unit of what stands beside an arm's tokens."""
 
 
 def build(view: SweepView, scope: Scope) -> Section:
     """Findings with their remedies first, then the rows that moved, worst first."""
     telling = [*_findings(view, scope), *_logs(view, scope), *_rows(view, scope)]
-    blocks: list[Block] = [*_arms(view), *telling]
+    blocks: list[Block] = [*_arms(view), *_side_by_side(scope), *telling]
     if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
     blocks += _notes(view, scope)
@@ -108,6 +118,24 @@ def _arms(view: SweepView) -> list[Block]:
         said += [Text(" at "), Name(arm.commit[:12])] if arm.commit else []
         said += [Text(" with "), *joined(settings)] if settings else []
     return [Paragraph((*said, Text(".")))]
+
+
+def _side_by_side(scope: Scope) -> list[Block]:
+    """The arms of the only cell: tokens, bytes and capture of each in one row."""
+    if not scope.is_single or len(scope.cells[0].traffic) < 2:
+        return []
+    cell = scope.cells[0]
+    tokens = {item.row.right: item.state for item in cell.comparisons if item.row.what in ("pair", "null")}
+    columns = (Column("Arm"), Column("Tokens"), *(Column(title, "right") for title, _, _ in _BESIDE))
+    rows = tuple(
+        (
+            words(Strong(arm.arm)),
+            words(tokens.get(arm.arm, "base" if arm.role == "base" else "not compared")),
+            *(words(show(reading(arm, name), unit)) for _, name, unit in _BESIDE),
+        )
+        for arm in cell.source.arms
+    )
+    return [Table("Arms side by side", columns, rows)]
 
 
 def _is_said(view: SweepView) -> bool:

@@ -29,6 +29,10 @@ def swept(folder: Path, name: str, *changes: tuple[str, str]) -> tuple[dict[str,
     return json.loads(Path(document["verdict"]).read_text()), Path(document["comment"]).read_text()
 
 
+ONCE = ("gate: {", "blocks: {order: sequential}\ngate: {")
+"""Each arm once: what is exact repeats."""
+
+
 def row(comment: str, *words: str) -> list[str]:
     """The cells of the one table row that holds all these words."""
     [found] = [line for line in comment.splitlines() if line.startswith("|") and all(word in line for word in words)]
@@ -37,10 +41,29 @@ def row(comment: str, *words: str) -> list[str]:
 
 def test_seams_by_cause_before_any_rule_and_after_each(tmp_path: Path) -> None:
     """Four layers, three of them gated delta, where the file has 40 and 30."""
-    verdict, comment = swept(tmp_path, "seed-capture", ("hollow: true}", "hollow: true, layers: 4}"))
+    verdict, comment = swept(tmp_path, "seed-capture", ("hollow: true}", "hollow: true, layers: 4}"), ONCE)
     assert verdict["outcome"] == "IMPROVED"
     assert row(comment, "Captured segments")[1:5] == ["8", "7", "4", "1"]
     assert row(comment, "split_qkv/Split")[-4:] == ["3", "0", "0", "0"]
     assert row(comment, "LinearAttention", "CaptureRecordingFailed")[-4:] == ["3", "3", "3", "0"]
     assert row(comment, "q_l2norm")[-4:] == row(comment, "k_l2norm")[-4:] == ["3", "3", "0", "0"]
     assert "Tokens not judged" in comment and "Nothing was computed" in comment and "ame tokens" not in comment
+
+
+def test_the_distance_to_the_floor_by_cause_and_the_heaviest_keys_by_name(tmp_path: Path) -> None:
+    """Two layers of 48, under a budget that their head passes through: a few times, and most of the bytes."""
+    fewer = ("hollow: true}", "hollow: true, layers: 2}")
+    advise = ("identity: off", "exact: advise, identity: off")  # of so few layers `staging` keeps more in than `stable`
+    _, comment = swept(tmp_path, "seed-residency", fewer, ("[7139550618]", '["75%"]'), advise, ONCE)
+    assert "ame tokens" not in comment
+    assert "The most bytes are of `lm_head.MatMul.weight_Q4`" in comment
+    table = comment.partition("**Heaviest streamed keys of base**")[2].partition("**Heaviest")[0]
+    by_bytes, by_count = (float(cell.rstrip(" %")) for cell in row(table, "`lm_head.MatMul.weight_Q4`")[-2:])
+    assert by_bytes > 5 * by_count > 0, "a share by count hides what a share by bytes shows"
+    causes = row(comment, "**Distance to the floor**")
+    figures = row(comment, "Distance to the floor, bytes per token")
+    assert causes[1] == figures[1] and causes[-1] == figures[-2], (
+        "causes add up to the figure, base first and head last"
+    )
+    beside = row(comment.partition("**Arms side by side**")[2], "**head**", "not compared")
+    assert beside[-3:] == ["1", "0", "0"], "one segment, and no seam"

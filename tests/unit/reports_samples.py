@@ -79,6 +79,7 @@ def arm(name: str, role: str, policy: str, htod: int, bypass_bytes: int, bypass:
         "bypassed_page_ins": bypass,
         "bypassed_page_in_bytes": bypass_bytes * tokens,
         "htod_bytes_per_token": htod,
+        "link_bytes_per_token": htod,
         "byte_hit_rate": 1 - htod / 7_870_916_608,
         "count_hit_rate": 10_864 / 13_872,
         "bypassed_byte_share": bypass_bytes / htod if htod else Missing(missing="nothing was copied"),

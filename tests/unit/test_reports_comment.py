@@ -187,6 +187,13 @@ def test_arms_held_against_themselves_alone_are_not_called_identical() -> None:
     assert "missing: base and head were not compared" in shown
 
 
+def test_tokens_bytes_and_segments_of_each_arm_stand_in_one_row() -> None:
+    table = markdown(render(samples.verdict(), "comment")).table("Arms side by side")
+    assert [row[:2] for row in table.rows] == [["base", "base"], ["null", "🟢 identical"], ["head", "🟢 identical"]]
+    assert [row[2:] for row in table.rows][-1] == ["2.349 GB", "1.158 GB", "1", "0", "0"]
+    assert "Arms side by side" not in render(samples.verdict(cells=()), "comment")
+
+
 def test_seams_are_counted_by_cause_for_each_arm() -> None:
     table = markdown(render(samples.broken(), "comment")).table("Seams by cause, plan steps")
     assert table.rows == [["host_read", "dynamic", "Split", "/model/layers.*/Split", "0", "0", "30"]]
