@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from engine.attribution import CAUSES
 from engine.counters import COUNTERS
 from jobs.model import Generation, Missing, Reading, RunRecord
 
@@ -42,6 +43,8 @@ FACT_NAMES: tuple[str, ...] = (
     "workspace_bytes",
     "measured_generations",
     "measured_tokens",
+    "floor_bytes",
+    *CAUSES,
 )
 """Plan facts that a run reports beside its counters; expressions may use them."""
 

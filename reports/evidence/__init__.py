@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.model import CellInput, JudgeInput
 from reports.blocks import Section
-from reports.evidence import readings, runs, surroundings, tokens
+from reports.evidence import keys, readings, runs, surroundings, tokens
 from reports.units import unit_of
 
 
@@ -17,6 +17,7 @@ def sections(doc: JudgeInput, cell: CellInput, metric: str | None) -> tuple[Sect
     return (
         runs.build(cell),
         readings.build(measured, None),
+        keys.build(measured),
         readings.samples(measured),
         tokens.build(measured),
         surroundings.certificates(measured),

@@ -10,6 +10,7 @@ from jobs.model import (
     Certificate,
     Generation,
     JudgeInput,
+    KeyBytes,
     Manifest,
     RunFact,
     RunRecord,
@@ -74,6 +75,12 @@ def _run(place: int, name: str, log: str) -> RunFact:
         counters={"page_ins": 3_008, "htod_bytes": 2**53 + 1},
         metrics={"byte_hit_rate": 0.7016, "htod_bytes_per_token": STABLE},
         facts={"weight_bytes": WEIGHTS},
+        keys=(
+            KeyBytes(key="norm", nbytes=5_000, hits=16),
+            KeyBytes(key="head", nbytes=1_000_000, hits=2, retained=1, bypassed=13, evicted=1),
+            KeyBytes(key="never read", nbytes=77),
+            KeyBytes(key="table", nbytes=9_000_000, gathered_bytes=4_096),
+        ),
         certificate=Certificate(
             uuid="SIM-1",
             card="sim-h200",

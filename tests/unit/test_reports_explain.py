@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -51,6 +52,17 @@ def test_a_cell_leads_to_runs_samples_order_certificates_host_log_and_command() 
         "--prompt-ids '504 3575 282 4649 314' --tokens 24",
     ):
         assert needed in text, needed
+
+
+def test_each_key_tells_its_bytes_by_how_they_were_served_and_tables_what_was_gathered() -> None:
+    lines = [line for line in shown().partition("Bytes by key of base, 3 keys in all")[2].splitlines() if line.strip()]
+    rows = [[cell.strip() for cell in re.split(r"\s*│\s*|\s{2,}", line) if cell.strip()] for line in lines]
+    found = {row[0].strip("`"): row[1:] for row in rows if row[0].strip("`") in ("head", "norm", "table")}
+    assert found["head"] == ["1,000,000 B", "16.00 MB", "2.000 MB", "14.00 MB", "13.00 MB", "0 B", "14", "1"]
+    assert found["norm"] == ["5,000 B", "80.00 kB", "80.00 kB", "0 B", "0 B", "0 B", "0", "0"]
+    assert found["table"] == ["9,000,000 B", "0 B", "0 B", "0 B", "0 B", "4.096 kB", "0", "0"]
+    assert list(found) == ["head", "norm", "table"], "what crossed the link stands first"
+    assert "never read" not in shown()
 
 
 def test_a_metric_narrows_to_its_values_by_generation_and_phase() -> None:
