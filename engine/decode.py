@@ -264,9 +264,9 @@ class Decoder:
 
     def _make_room(self, positions: Sequence[int]) -> None:
         """Have the cache hold so many positions of each sequence; where it moved, what had its addresses is void."""
-        grants = self._tally.read().get("growth_grants", 0)
+        grants = self._kv.grants.made
         growth = self._kv.ensure(positions, kept=self._lengths)
-        granted = self._tally.read().get("growth_grants", 0) != grants
+        granted = self._kv.grants.made != grants
         if self._epoch != self._pager.epoch:
             self._epoch = self._pager.epoch
             self._void("grant_invalidations", "weights gave way, and graphs hold their addresses")

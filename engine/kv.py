@@ -41,7 +41,7 @@ class KvCache:
         sequences: int = 1,
         grants: Grants | None = None,
     ) -> None:
-        self._grants = grants or Grants(ledger, tally)
+        self.grants = grants or Grants(ledger, tally)
         self._device = device
         self._ledger = ledger
         self._pool = pool
@@ -113,7 +113,7 @@ class KvCache:
             fresh.append(tuple(g for g in wanted if g not in known))
         needed = self._nbytes(tuple(fresh))
         filled = self._nbytes(self._granules(self.placement, [bucket] * self.sequences))
-        with self._grants.room(needed, filled - self._nbytes(self._committed), _told(tokens, bucket)):
+        with self.grants.room(needed, filled - self._nbytes(self._committed), _told(tokens, bucket)):
             self._map(self._ranges, self.stride, tuple(fresh))
         self._committed = tuple(old + new for old, new in zip(self._committed, fresh, strict=True))
 
@@ -122,7 +122,7 @@ class KvCache:
         granules = self._granules(to, tokens)
         filled = self._nbytes(self._granules(to, [to.capacity] * self.sequences))
         freed = 0 if any(kept) else self._nbytes(self._committed)
-        with self._grants.room(self._nbytes(granules) - freed, filled - freed, _told(tokens, to.capacity)):
+        with self.grants.room(self._nbytes(granules) - freed, filled - freed, _told(tokens, to.capacity)):
             self._move_to(to, granules, kept)
 
     def _move_to(self, to: Placement, granules: _Granules, kept: Sequence[int]) -> None:

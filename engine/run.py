@@ -116,7 +116,7 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> N
     emit({"type": "progress", "phase": "load", "done": 0, "of": 1})
     given = given_for(request, plans[1])
     tell = _teller(emit) if request.log_capture else _silent
-    setup = set_up(request, device, graph, plans, progress.tally, given, tell, lambda grant: emit(grant.line()))
+    setup = set_up(request, device, graph, plans, progress.tally, given, tell, lambda grant: emit(grant.line()), choice)
     generations = generate(request, emit, clock, progress, setup.decoder, graph)
     record(request, setup.decoder.routing)
     _report(request, emit, progress, setup, graph, plans[1], generations)
@@ -153,12 +153,14 @@ def set_up(
     given: Given | None = None,
     tell: Callable[[str], None] = _silent,
     announce: Callable[[Grant], None] = lambda grant: None,
+    choice: Choice | None = None,
 ) -> Setup:
     """Pager, KV cache and decoder for a request, weights preloaded. Raises Refused where a limit is too small.
 
     `tell` hears what was decided of captures, `announce` when weights give way to the KV cache.
+    `choice` is what was settled for these arguments, where that is done already.
     """
-    choice = choose(request, graph, plans, device.kind, device.granule_bytes)
+    choice = choice or choose(request, graph, plans, device.kind, device.granule_bytes)
     config, plan, sequences = request.config, plans[1], len(request.prompts)
     if choice.policy in HOST_POLICIES and device.kind == "cuda":
         raise BadRequest(f"policy {choice.policy!r} is not served on a card", "use stable_slot there, or --device sim")

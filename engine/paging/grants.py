@@ -58,6 +58,8 @@ class Grants:
         self._pager = pager
         self._most_bytes = most_bytes
         self._announce = announce
+        self.made = 0
+        """Grants so far."""
 
     @contextmanager
     def room(self, needed_bytes: int, wanted_bytes: int, what: str) -> Iterator[None]:
@@ -92,6 +94,7 @@ class Grants:
             with suppress(EngineError):  # what failed is what is told
                 pager.resize(before)
             raise
+        self.made += 1
         self._tally.add("growth_grants")
         self._tally.add("granted_bytes", given)
         keys, nbytes = (now - then for now, then in zip(self._evicted(), evicted, strict=True))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import takewhile
 
 from engine.counters import Tally
@@ -35,6 +36,7 @@ class Pager:
         tally: Tally,
     ) -> None:
         self._device = device
+        self._plan = plan
         self._keys = plan.keys
         self._ledger = ledger
         self._pool = pool
@@ -42,7 +44,6 @@ class Pager:
         self._granule = device.granule_bytes
         self._views = pack(plan.keys, self._granule)
         self._steps = [s.keys for s in plan.steps if s.keys]
-        self.least_bytes = minimum_budget(plan, self._granule)
         arena = max((v.last for v in self._views), default=-1) + 1
         self.capacity = arena if budget_bytes is None else min(arena, budget_bytes // self._granule)
         self.fits = arena <= self.capacity
@@ -72,6 +73,11 @@ class Pager:
         self.traffic = [KeyTraffic() for _ in plan.keys]
         self._arena_capacity = self.capacity - self._policy.slot_granules
         self._publish()
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """What the widest step needs, in whole granules."""
+        return minimum_budget(self._plan, self._granule)
 
     @property
     def capacity_bytes(self) -> int:

@@ -7,6 +7,7 @@ issued between its steps and recorded into its graph like them: a captured pass 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from itertools import groupby
 
 from engine.counters import Tally
@@ -27,8 +28,12 @@ class StagedPager(FixedPager):
         granule = device.granule_bytes
         capacity = 0 if budget_bytes is None else budget_bytes // granule
         refuse_small(plan, pack(plan.keys, granule), capacity, budget_bytes, granule)
-        self.least_bytes = minimum_budget(plan, granule)
         super().__init__(device, plan, budget_bytes, ledger, pool, tally)
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """What the widest step needs, in whole granules."""
+        return minimum_budget(self._plan, self._device.granule_bytes)
 
     def issue(self, plan: Plan, step: Step) -> None:
         """Just before a step: fork the copies whose slots its predecessors read last, then join those that it needs."""

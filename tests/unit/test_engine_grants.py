@@ -194,7 +194,7 @@ def bench_of(
 ) -> Bench:
     """A bench whose cache may ask weights for room."""
     bench = Bench(tiny, rows=(4,), least=8, limit=limit, policy=policy, device=device, positions=64, budget=budget)
-    bench.kv._grants = Grants(bench.ledger, bench.tally, bench.pager)
+    bench.kv.grants = Grants(bench.ledger, bench.tally, bench.pager)
     return bench
 
 
@@ -259,7 +259,7 @@ def test_a_growth_that_fails_midway_gives_the_room_back_and_the_next_one_works(
     bench = Bench(
         tiny, rows=(4,), least=8, limit=60 * G, policy=policy, device=device, positions=64, budget=50 * G, layout=layout
     )
-    bench.kv._grants = Grants(bench.ledger, bench.tally, bench.pager)
+    bench.kv.grants = Grants(bench.ledger, bench.tally, bench.pager)
     whole = Bench(tiny, rows=(4,), least=8, layout=layout)
     assert bench.prefill(TINY_PROMPT) == whole.prefill(TINY_PROMPT)
     for _ in range(4):
