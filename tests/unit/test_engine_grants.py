@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,49 +239,69 @@ def test_a_growth_without_room_is_refused_with_both_numbers_and_changes_nothing(
     assert bench.ledger.owned_bytes == 0
 
 
-class Stubborn(SimDevice):
-    """Fails to map once, so many calls from when it was asked to."""
-
-    left = 0
-
-    def map(self, address: int, granule: Any) -> None:
-        """Map, or fail."""
-        self.left -= 1
-        if self.left == 0:
-            raise DeviceFailure("no more maps")
-        super().map(address, granule)
+VERBS = ("create", "map", "copy_in", "map_host", "copy_within")
 
 
-@pytest.mark.parametrize("policy", ["lru", "stable", "size_first", "stable_slot", "zero_copy"])
+class Once(SimDevice):
+    """Counts calls by verb while it is armed, and fails the `at`-th one of `verb`."""
+
+    def __init__(self, verb: str = "", at: int = 0) -> None:
+        super().__init__(granule_bytes=G)
+        self.armed, self.calls = False, dict.fromkeys(VERBS, 0)
+        for name in VERBS:
+            setattr(self, name, partial(self._call, name, getattr(self, name), at if name == verb else 0))
+
+    def _call(self, name: str, real: Callable[..., Any], at: int, *arguments: Any) -> Any:
+        self.calls[name] += self.armed
+        if self.armed and self.calls[name] == at:
+            raise DeviceFailure("failed once")
+        return real(*arguments)
+
+
+def before_growth(tiny: Path, device: Once, policy: str, layout: str) -> Bench:
+    """Eight positions in, streaming, and the next bucket needs room that weights have."""
+    limits: dict[str, Any] = {"limit": 60 * G, "budget": 50 * G}
+    bench = Bench(tiny, rows=(4,), least=8, policy=policy, device=device, positions=64, layout=layout, **limits)
+    bench.kv.grants = Grants(bench.ledger, bench.tally, bench.pager)
+    bench.prefill(TINY_PROMPT)
+    for _ in range(4):
+        bench.step()
+    device.armed = True
+    return bench
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_growth_that_fails_midway_gives_the_room_back_and_the_next_one_works(
     tiny: Path, policy: str, layout: str
 ) -> None:
-    device = Stubborn(granule_bytes=G)
-    bench = Bench(
-        tiny, rows=(4,), least=8, limit=60 * G, policy=policy, device=device, positions=64, budget=50 * G, layout=layout
-    )
-    bench.kv.grants = Grants(bench.ledger, bench.tally, bench.pager)
-    whole = Bench(tiny, rows=(4,), least=8, layout=layout)
-    assert bench.prefill(TINY_PROMPT) == whole.prefill(TINY_PROMPT)
-    for _ in range(4):
-        assert bench.step() == whole.step()
-    kv, capacity, owned = bench.ledger.mapped_bytes("kv"), bench.pager.capacity_bytes, bench.ledger.owned_bytes
-    device.left = 4
-    with pytest.raises(DeviceFailure, match="no more maps"):
-        bench.kv.ensure([40], kept=[8])
-    assert (bench.ledger.mapped_bytes("kv"), bench.pager.capacity_bytes) == (kv, capacity)
-    mapped = bench.ledger.mapped_bytes("weights") + kv
-    assert mapped == device.mapped_bytes and bench.ledger.owned_bytes >= owned
-    assert 0 <= bench.ledger.owned_bytes - mapped - bench.pool.free_bytes <= G, "no more than the granule that failed"
-    assert bench.tally.read()["grant_rollbacks"] == 1 and "growth_grants" not in bench.tally.read()
-    for _ in range(40):
-        assert bench.step() == whole.step()
-    assert bench.tally.read()["growth_grants"] >= 1
+    """Every verb that a growth calls, at its first call, in the middle and at the last; ids as ever after."""
+    counted = Once()
+    whole = before_growth(tiny, counted, policy, layout)
+    whole.decoder._make_room([40])
+    counted.armed = False
+    ids = [whole.step() for _ in range(10)]
+    assert whole.tally.read()["growth_grants"] >= 1 and counted.calls["map"] > 3
+    for verb, calls in counted.calls.items():
+        for at in sorted({1, calls // 2, calls} - {0}) if calls else ():
+            check_rollback(tiny, Once(verb, at), policy, layout, ids)
+
+
+def check_rollback(tiny: Path, device: Once, policy: str, layout: str, ids: Any) -> None:
+    """Fail once within a growth, and go on."""
+    bench = before_growth(tiny, device, policy, layout)
+    kv, capacity = bench.ledger.mapped_bytes("kv"), bench.pager.capacity_bytes
+    try:
+        bench.decoder._make_room([40])
+    except DeviceFailure:
+        assert (bench.ledger.mapped_bytes("kv"), bench.pager.capacity_bytes) == (kv, capacity)
+        mapped = bench.ledger.mapped_bytes("weights") + kv
+        assert mapped == device.mapped_bytes and mapped + bench.pool.free_bytes == bench.ledger.owned_bytes <= 60 * G
+        assert bench.tally.read()["grant_rollbacks"] == 1 and "growth_grants" not in bench.tally.read()
+    device.armed = False
+    assert [bench.step() for _ in range(10)] == ids, (layout, device.calls)
     bench.close()
-    assert (
-        bench.ledger.owned_bytes <= G and bench.device.mapped_bytes == bench.tally.read().get("ref_underflows", 0) == 0
-    )
+    assert bench.ledger.owned_bytes == device.mapped_bytes == bench.tally.read().get("ref_underflows", 0) == 0
 
 
 def test_what_is_not_mapped_yet_is_set_aside_for_weights_all_the_same(tiny: Path) -> None:
