@@ -109,7 +109,7 @@ class Decoder:
     def _cut(self) -> None:
         """Cut the one-token step into segments and seams, by what is steady now."""
         if self._rules is None:
-            self._tell("declined: capture is off")
+            self._tell(f"declined: {self.declined}")
             return
         self.capture_plan = cut(self._plans[1], self._pager.steady, self._rules)
         for decision in decisions(self._plans[1], self.capture_plan):
@@ -222,6 +222,11 @@ class Decoder:
         address = start + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
         raw = self._device.copy_out(address, stored_bytes(ref.dtype, math.prod(ref.shape)))
         return np.frombuffer(raw, DTYPES[ref.dtype]).reshape(-1, ref.shape[-1]).astype(np.float32)
+
+    @property
+    def declined(self) -> str:
+        """Why no graph is recorded, of no step in particular; empty where one is, or will be."""
+        return "capture is off" if self.capture_plan is None else self.capture_plan.decline
 
     @property
     def routing(self) -> Routing:

@@ -355,6 +355,7 @@ def _facts(
         "link_bytes_per_s": int(setup.decoder.profile.link_bytes_per_s),
         "memory_bytes_per_s": int(setup.decoder.profile.memory_bytes_per_s),
         **({} if setup.ledger.limit_bytes is None else {"limit_bytes": setup.ledger.limit_bytes}),
+        **({"capture_declined": setup.decoder.declined} if setup.decoder.declined else {}),
         **setup.pager.facts,
     }
 

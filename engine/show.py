@@ -100,7 +100,8 @@ def _result(result: dict[str, Any]) -> list[str]:
         f"weight_offload_physical: {_pick(c, 'mapped_physical_bytes', 'physical_owned_bytes', 'peak_committed_bytes')} "
         f"{_pick(c, 'oversubscribed_bytes', 'ref_underflows')}",
         f"cuda_graph: {_pick(c, 'segments', 'seams', 'seam_nodes', 'warm_steps', 'captures', 'replays', 'fallbacks')} "
-        f"{_pick(c, 'invalidations', 'growth_keeps')}",
+        f"{_pick(c, 'invalidations', 'growth_keeps')}"
+        + (f" declined: {f['capture_declined']}" if "capture_declined" in f else ""),
         f"growth: {_pick(c, 'growth_grants', 'granted_bytes', 'grant_refusals', 'grant_rollbacks')} "
         f"{_pick(c, 'kv_move_invalidations', 'grant_invalidations', 'grant_keeps')}",
         f"steady: {_pick(c, 'vmm_calls_steady', 'alloc_calls_steady', 'host_syncs', 'step_kernels', 'graph_nodes')}",

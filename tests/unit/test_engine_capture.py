@@ -146,6 +146,7 @@ def test_capture_changes_no_other_counter(tiny: Path, config: dict[str, Any]) ->
     assert on.counters["eager_launches"] < off.counters["eager_launches"]
     assert on.counters["decode_steps"] == off.counters["decode_steps"] == 14
     assert parts(off.counters)[:4] == (0, 0, 0, 0) and off.counters["segments"] == 0
+    assert off.facts["capture_declined"] == "capture is off" and "capture_declined" not in on.facts
     assert off.result["seams"] == []
     assert on.counters["modelled_ns"] < off.counters["modelled_ns"], "a node costs less than a launch"
 
@@ -192,8 +193,10 @@ def test_nothing_to_capture_is_a_fallback_each_time(tiny: Path, monkeypatch: pyt
         return CapturePlan((Segment(False, plan.steps),), seams)
 
     expected = run(tiny).streams
+    assert "capture_declined" not in run(tiny, config={**HALF, "policy": "lru"}).facts, "a seam declines no graph"
     monkeypatch.setattr(decode, "cut", nothing)
     outcome = run(tiny)
     assert outcome.streams == expected
     assert parts(outcome.counters) == (0, 0, 0, 7, 7)
+    assert outcome.facts["capture_declined"].startswith("nothing can be recorded: all")
     assert outcome.broken_equations() == []

@@ -112,6 +112,22 @@ def test_flat_pointwise_steps_were_recorded_before_as_well(hybrid_plan: Plan) ->
     assert flat and not seams.intersection(s.index for s in flat)
 
 
+@pytest.mark.parametrize("op", ["Sqrt", "Div", "Mul", "Sigmoid"])
+@pytest.mark.parametrize(
+    ("shape", "was_recorded"), [((1, 1, 4096), True), ((1, 1, 16, 128), False), ((32, 128), False)]
+)
+def test_the_older_test_turned_away_pointwise_steps_of_heads(
+    hybrid_plan: Plan, op: str, shape: tuple[int, ...], was_recorded: bool
+) -> None:
+    """The four operators and both shapes that the report names; with the classifier all of them are recorded."""
+    x, y = (Operand(n, Ref("buffer", 0, "float32", shape, n), a) for n, a in (("a", "r"), ("y", "w")))  # type: ignore[arg-type]
+    step = dataclasses.replace(hybrid_plan.steps[5], op=f"ai.onnx::{op}", kernel="pointwise", operands=(x, y))
+    before = of_one(step, hybrid_plan, rules=parse_rules("split_sizes+stream_order"))
+    assert before == (None if was_recorded else "KernelCaptureUnsupported")
+    assert of_one(step, hybrid_plan) is None
+    assert of_one(dataclasses.replace(step, grows="x has the extent total"), hybrid_plan) == "ClassifierDisqualified"
+
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
