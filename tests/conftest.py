@@ -35,12 +35,18 @@ class Census:
     patterns: tuple[str, ...]
     executed: set[str] = field(default_factory=set)
     skipped: dict[str, str] = field(default_factory=dict)
+    accesses: int = 0
+    """Uses of memory that were checked for their order, where tests count them."""
+    told: Counter[str] = field(default_factory=Counter)
+    """What tests say in words, and how many of them say it."""
 
     def add(self, report: pytest.TestReport) -> None:
         if report.skipped:
             self.skipped[report.nodeid] = skip_reason(report)
         elif report.when == "call":
             self.executed.add(report.nodeid)
+            self.accesses += sum(int(str(value)) for name, value in report.user_properties if name == "accesses")
+            self.told.update(f"{name}: {value}" for name, value in report.user_properties if name.startswith("ids of "))
 
     def skipped_but_must_run(self) -> list[str]:
         return [test for test in sorted(self.skipped) if any(matches(test, pattern) for pattern in self.patterns)]
@@ -110,6 +116,10 @@ class MustRun:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         without_gpu = Counter(self.census.skipped.values())[NO_GPU]
         terminalreporter.write_line(f"GPU tests skipped for want of a GPU: {without_gpu}")
+        if self.census.accesses:
+            terminalreporter.write_line(f"accesses checked for their order: {self.census.accesses}")
+        for said, tests in sorted(self.census.told.items()):
+            terminalreporter.write_line(f"{said} ({tests} decodes)")
         for complaint in self.complaints():
             terminalreporter.write_line(f"MUST RUN: {complaint}", red=True)
 
