@@ -51,6 +51,16 @@ def test_pieces_in_the_wrong_place_become_nothing(device: SimDevice, weight: NDA
     assert device._find(slot)[0].spans.whole(slot, slot + 64) is None
 
 
+def test_device_bytes_copied_over_a_key_leave_none_there(device: SimDevice, weight: NDArray[np.uint8]) -> None:
+    slot, other = device.alloc(NBYTES, "slot"), device.alloc(NBYTES, "other")
+    device.copy_in(slot, weight)
+    device.copy_within(other, slot, NBYTES)
+    spans = [device._find(address)[0].spans.whole(address, address + NBYTES) for address in (slot, other)]
+    assert spans[0] is not None and spans[1] is None, "bytes of no host range are nobody's"
+    device.copy_within(slot + 8, other, 8)
+    assert device._find(slot)[0].spans.whole(slot, slot + NBYTES) is None
+
+
 @pytest.mark.parametrize("nbytes", [1, NBYTES + 1, 0])
 def test_only_known_host_bytes_are_staged(device: SimDevice, weight: NDArray[np.uint8], nbytes: int) -> None:
     slot = device.alloc(2 * NBYTES, "slot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import product
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.device.base import Device, Launch, Placed
+from engine.device.book import POISON
 from engine.device.plan_only import PlanDevice
 from engine.device.schedule import ORDERS, Order
 from engine.device.scheduled import ScheduledDevice
@@ -45,7 +47,8 @@ class Ring:
         operands = (Operand("a", ref), Operand("y", Ref("buffer", 1, "uint8", (NBYTES,)), "w"))
         step = Step(7, "/reader", "ai.onnx::Identity", "copy", operands, {})
         places = (self.slot, self.out)
-        self.device.launch(Launch(step, tuple(Placed(o, a, NBYTES) for o, a in zip(operands, places, strict=True))))
+        self.last = Launch(step, tuple(Placed(o, a, NBYTES) for o, a in zip(operands, places, strict=True)))
+        self.device.launch(self.last)
 
     def seen(self) -> int:
         """What was read last: the host waits."""
@@ -111,6 +114,7 @@ def test_a_trailing_synchronize_matters_where_a_reader_depends_on_it(waits: bool
         ring.device.stage(ring.slot, B)
     else:
         ring.device.copy_in(ring.slot, B)
+    assert ring.device.tally.read().get("host_syncs", 0) == int(waits)
     assert kinds(ring.device) == ({"refill under a reader"} if depends and not waits else set())
 
 
@@ -195,6 +199,28 @@ def test_reads_of_what_is_not_there(before: Callable[[Ring], None], kind: str) -
     assert ring.device.hazards.total == 0
     ring.read()
     assert kinds(ring.device) == {kind}
+
+
+def test_poison_is_written_when_its_turn_comes_and_again_in_each_replay(ring: Ring) -> None:
+    device = ring.device
+    ring.fill(A)
+    device.begin_capture()
+    ring.read()
+    device.poison(ring.slot, NBYTES)
+    graph = device.end_capture()
+    device.replay(graph)
+    assert (ring.seen(), device.hazards.total) == (A[0], 0)
+    ring.read()
+    assert ring.seen() == POISON and kinds(device) == {"read of dead bytes"}
+    ring.fill(B)
+    device.poison(ring.slot, NBYTES)
+    ring.read()
+    assert ring.seen() == POISON
+
+
+def test_bytes_of_no_known_range_are_refused_when_they_are_asked_for(ring: Ring) -> None:
+    with pytest.raises(DeviceFailure, match="known host range"):
+        ring.device.stage(ring.slot, np.zeros(4, np.uint8))
 
 
 def test_a_fill_of_half_the_bytes_is_no_fill() -> None:
@@ -291,7 +317,47 @@ def test_order_is_passed_on_through_another_branch_and_the_host() -> None:
     assert ring.device.hazards.total == 0
 
 
-HOST_ACTS = ("alloc", "free", "map", "unmap")
+@pytest.mark.parametrize("kind", [ScheduledDevice, Undrained])
+def test_host_memory_is_taken_away_after_its_readers(kind: type[ScheduledDevice]) -> None:
+    device = scheduled(kind=kind)
+    device.host_range(0, A)
+    there, out = device.map_host(A), device.alloc(NBYTES, "out")
+    device.copy_within(out, there, NBYTES)
+    device.unmap_host(there)
+    if kind is Undrained:
+        hazard = device.hazards.found[0]
+        assert (hazard.kind, hazard.second.verb) == ("memory taken away under use", "unmap_host")
+        return
+    assert device.hazards.total == 0 and device.copy_out(out, 1)[0] == A[0]
+    with suppress(DeviceFailure):
+        device.copy_within(out, there, NBYTES)
+    assert kinds(device) == {"use of memory that is gone"}
+
+
+def test_what_was_worked_out_for_memory_that_is_gone_is_not_used_again() -> None:
+    ring = Ring(scheduled("early"))
+    ring.fill(A)
+    ring.read()
+    launched = ring.last
+    ring.device.free(ring.out)
+    with pytest.raises(DeviceFailure, match="belongs to nothing"):
+        ring.device.launch(launched)
+
+
+def test_cells_that_one_read_went_over_are_one_again_and_remember_it() -> None:
+    """Without it a cache's history falls into one piece a token, and each read takes longer than the one before."""
+    device = scheduled()
+    base, out = device.alloc(NBYTES, "cache"), device.alloc(NBYTES, "out")
+    for at in range(NBYTES):
+        device.fill(base + at, 1, at)
+    cells = device.hazards._shadow
+    assert len(cells.over(base, base + NBYTES)) == NBYTES
+    device.copy_within(out, base, NBYTES)
+    [(start, cell)] = cells.over(base, base + NBYTES)
+    assert (start, cell.state, [use.verb for use in cell.uses.values()]) == (base, "filled", ["copy_within"])
+
+
+HOST_ACTS = ("alloc", "free", "map", "unmap", "destroy", "map_host", "unmap_host")
 """Refused where every use is checked; a device alone does them at once, as a card does."""
 COPIES = ("copy_out", "copy_in", "copy_within", "fill", "sync")
 
@@ -303,6 +369,8 @@ def test_what_a_graph_would_not_repeat_is_refused_in_a_capture(make: Callable[[]
     device = make()
     slot, base, event = device.alloc(8, "x"), device.reserve(G), device.mark("compute")
     granule = device.create()
+    device.host_range(0, A)
+    there = device.map_host(A)
     device.begin_capture()
     acts: dict[str, Callable[[], object]] = {
         "copy_out": lambda: device.copy_out(slot, 8),
@@ -313,6 +381,9 @@ def test_what_a_graph_would_not_repeat_is_refused_in_a_capture(make: Callable[[]
         "free": lambda: device.free(slot),
         "map": lambda: device.map(base, granule),
         "unmap": lambda: device.unmap(base),
+        "destroy": lambda: device.destroy(granule),
+        "map_host": lambda: device.map_host(A),
+        "unmap_host": lambda: device.unmap_host(there),
         "sync": lambda: device.sync(event),
     }
     with pytest.raises(DeviceFailure, match=f"{verb} while a capture is open"):
