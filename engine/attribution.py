@@ -21,6 +21,7 @@ CAUSES: Mapping[str, str] = MappingProxyType(
         "over_floor_bypass_bytes": "keys that stay, when they passed through before",
         "over_floor_asked_bytes": "other keys, asked for more than once a pass, or less",
         "over_floor_early_hit_bytes": "other keys, hit while they were in: a credit",
+        "over_floor_routed_bytes": "experts that do not stay, asked for beyond what one token chooses, or less",
         "over_floor_ring_bytes": "capacity that is a ring or a slot",
         "over_floor_rounding_bytes": "capacity lost to alignment and granule rounding",
         "over_floor_unfilled_bytes": "capacity left over, with the room that passing keys need",
@@ -38,6 +39,8 @@ class Key:
     nbytes: int
     traffic: KeyTraffic
     stays: bool
+    routed: bool = False
+    """Whether it is an expert, which no pass has to ask for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class Run:
     left_bytes: int
     fits: bool
     filling: Filling
+    least_read_bytes: int
+    """What a pass of one token reads, each key once: all keys, but of experts those that it chooses."""
 
 
 def over_floor(keys: Iterable[Key], run: Run) -> dict[str, int]:
@@ -69,7 +74,8 @@ def over_floor(keys: Iterable[Key], run: Run) -> dict[str, int]:
             causes["over_floor_eviction_bytes"] += key.nbytes * max(t.retained - 1, 0)
             causes["over_floor_bypass_bytes"] += key.nbytes * (crossed - t.retained)
         elif not run.fits:
-            causes["over_floor_asked_bytes"] += key.nbytes * (t.hits + crossed - run.passes)
+            cause = "over_floor_routed_bytes" if key.routed else "over_floor_asked_bytes"
+            causes[cause] += key.nbytes * (t.hits + crossed - run.passes)
             causes["over_floor_early_hit_bytes"] -= key.nbytes * t.hits
     if run.fits:
         return causes
@@ -82,10 +88,12 @@ def over_floor(keys: Iterable[Key], run: Run) -> dict[str, int]:
     causes["over_floor_granted_bytes"] = run.passes * (useful - left)
     causes["over_floor_unfilled_bytes"] = run.passes * (left - run.filling.ring_bytes - rounding - content)
     floor = weights - useful
-    causes["over_floor_prompt_bytes"] = floor * run.passes - floor_bytes(floor, run)
+    of_all = floor * run.tokens // run.batch
+    causes["over_floor_prompt_bytes"] = floor * run.passes - of_all
+    causes["over_floor_routed_bytes"] += of_all - floor_bytes(run)
     return causes
 
 
-def floor_bytes(floor_per_pass: int, run: Run) -> int:
+def floor_bytes(run: Run) -> int:
     """Least bytes over the link for the tokens of a run: one pass for as many as it has sequences."""
-    return floor_per_pass * run.tokens // run.batch
+    return max(0, run.least_read_bytes - run.capacity_bytes) * run.tokens // run.batch

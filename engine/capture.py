@@ -120,6 +120,8 @@ def _seam(
     """The first reason that stands against a step, in the reference's order."""
     if step.reason is not None:
         return Seam(step, step.reason, step.detail)
+    if step.experts is not None and not all(map(steady, step.experts.keys)):
+        return Seam(step, "HostControlFlowOrSequence", "the host reads which experts were chosen to page them in")
     moving = next((k for k in step.keys if not steady(k)), None)
     if moving is not None:
         name = plan.keys[moving].name

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.banks import ALL_FIT, why_whole
 from engine.batch import fixed_bytes
 from engine.config import HOST_POLICIES, RunRequest, Source, parse_share
 from engine.errors import BadRequest, Refused
 from engine.graph import Graph
 from engine.kv_layout import Buckets, Forecast, forecast
 from engine.paging.arena import pack
+from engine.paging.experts import BankPlan, decide, split
 from engine.paging.residency import least_budget
 from engine.plan import Plan
 
 AUTOMATIC = ("staging", "stable_slot")
 """What streams where a limit is given and no policy: the first that the device serves. Both copy least."""
+ROUTED = "stable_slot"
+"""The same for a model whose experts can be read one by one, which the schedule of `staging` cannot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class Choice:
     buckets: Buckets
     kv: Forecast
     decisions: tuple[Decision, ...]
+    banks: tuple[BankPlan, ...] = ()
+    """What becomes of each bank of experts."""
 
 
 def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: str, granule: int) -> Choice:
@@ -60,7 +66,7 @@ def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: s
     reason = "weights have no bound of their own"
     if nominal is not None:
         reason = f"{asked} of all weights" if isinstance(asked, str) else "as asked"
-    packed = (max((v.last for v in pack(plan.keys, granule)), default=-1) + 1) * granule
+    packed = _packed(plan, granule)
     limit = None
     if config.vram_limit is not None:
         fixed = fixed_bytes(plans, len(lengths))
@@ -69,9 +75,14 @@ def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: s
         if nominal is None or limit - first < nominal:
             nominal, source = limit - first, "derived"
             reason = f"vram_limit less {fixed} for workspace, states and tables and {first} for the first KV bucket"
-    policy, of_policy = _policy(request, kind, streams=limit is not None and packed > limit - kv.peak_bytes)
+    streams = limit is not None and packed > limit - kv.peak_bytes
+    policy, of_policy = _policy(request, plan, kind, streams=streams)
+    stays = nominal is None or packed <= (nominal if limit is None else min(nominal, limit - kv.peak_bytes))
+    banks = decide(plan, ALL_FIT if stays else _why_whole(request, policy, kind))
+    paged = split({1: plan}, banks)[1]
     if limit is not None:
-        _check_limit(request, limit, kv, least_budget(plan, policy, granule))
+        _check_limit(request, limit, kv, least_budget(paged, policy, granule))
+    packed = _packed(paged, granule)
     held = packed if nominal is None else min(packed, nominal // granule * granule)
     decisions = (
         _strategy(packed, nominal, None if limit is None else limit - kv.peak_bytes),
@@ -81,8 +92,9 @@ def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: s
             "weight_budget_physical", held, "derived", f"whole granules of {granule}, at most all weights, packed"
         ),
         *_lent(limit, kv, held),
+        *_experts(request, banks),
     )
-    return Choice(policy, nominal, limit, buckets, kv, decisions)
+    return Choice(policy, nominal, limit, buckets, kv, decisions, banks)
 
 
 def foreseen(request: RunRequest, plan: Plan, buckets: Buckets, granule: int, steps: int) -> Forecast:
@@ -112,7 +124,28 @@ def _buckets(request: RunRequest, positions: int, context: int | None) -> Bucket
     return Buckets(asked, least)
 
 
-def _policy(request: RunRequest, kind: str, *, streams: bool) -> tuple[str, Decision]:
+def _packed(plan: Plan, granule: int) -> int:
+    """Bytes of the whole granules that all keys lie on."""
+    return (max((v.last for v in pack(plan.keys, granule)), default=-1) + 1) * granule
+
+
+def _why_whole(request: RunRequest, policy: str, kind: str) -> str:
+    knows_routing = request.arithmetic == "full" or request.routing is not None
+    return why_whole(policy, request.config.experts, kind, knows_routing=knows_routing)
+
+
+def _experts(request: RunRequest, banks: Sequence[BankPlan]) -> tuple[Decision, ...]:
+    """How banks are read, where there are any."""
+    if not banks:
+        return ()
+    split_banks = sum(bank.is_split for bank in banks)
+    whole = dict.fromkeys(bank.whole for bank in banks if bank.whole)
+    source: Source = "request" if "experts" in request.given and request.config.experts == "whole" else "derived"
+    reason = "; ".join(whole) or "each expert is a key of its own"
+    return (Decision("experts", f"{split_banks} of {len(banks)} banks one by one", source, reason),)
+
+
+def _policy(request: RunRequest, plan: Plan, kind: str, *, streams: bool) -> tuple[str, Decision]:
     """The policy, chosen here where a limit is given and neither policy nor budget is, and not all weights fit."""
     policy = request.config.policy
     if "policy" in request.given:
@@ -120,6 +153,9 @@ def _policy(request: RunRequest, kind: str, *, streams: bool) -> tuple[str, Deci
     if not streams or request.config.weight_budget is not None:
         why = "a budget was asked for without one" if request.config.weight_budget is not None else "all weights stay"
         return policy, Decision("policy", policy, "default", why)
+    if any(bank.is_split for bank in decide(plan, _why_whole(request, ROUTED, kind))):
+        why = "weights stream under the limit, and of experts it copies those alone that were chosen"
+        return ROUTED, Decision("policy", ROUTED, "derived", why)
     chosen = next(p for p in AUTOMATIC if kind != "cuda" or p not in HOST_POLICIES)
     why = "weights stream under the limit, and of the policies served here it copies least"
     return chosen, Decision("policy", chosen, "derived", why)

@@ -20,6 +20,8 @@ from engine.model_files import can_be_path
 POLICIES = ("stable", "lru", "stable_slot", "size_first", "staging", "zero_copy")
 HOST_POLICIES = frozenset({"staging", "zero_copy"})
 """Policies that no card serves yet: they have run on the devices of the host alone."""
+EXPERTS = ("routed", "whole")
+"""Where not all weights fit: a bank's experts are read one by one, as they are chosen, or all of them with any."""
 DEVICES = ("auto", "sim", "cuda")
 ARITHMETIC = ("full", "none")
 """`none`: a plan-only run, in which pager, ledger and capture are real and nothing is computed."""
@@ -27,6 +29,7 @@ CONFIG_NAMES = frozenset(
     {
         *("weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk"),
         *("kv_capacity", "kv_layout", "kv_min_bucket", "prefix_reuse", "batch", "capture_rules"),
+        *("experts", "hot_experts"),
     }
 )
 """Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
@@ -57,6 +60,8 @@ class EngineConfig:
     With `prefix_reuse` a generation keeps what its prompt shares with the positions cached before it.
     `batch` sequences run side by side, each with one of the request's prompts in turn (None: one a prompt).
     `capture_rules` are those in force, by name: "all", "none", or some joined by "+" (engine/capture_rules.py).
+    `experts` is how banks of experts are read that do not all fit. `hot_experts` is the file of a recorded routing:
+    those that it read most are the ones that `stable_slot` keeps (None: the first ones of the first banks).
     """
 
     weight_budget: int | str | None = None
@@ -71,6 +76,8 @@ class EngineConfig:
     prefix_reuse: bool = False
     batch: int | None = None
     capture_rules: str = ALL
+    experts: str = "routed"
+    hot_experts: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +139,26 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
     if made.kv_layout not in LAYOUTS:
         raise BadRequest(f"unknown kv_layout {made.kv_layout!r}", _nearest(str(made.kv_layout), frozenset(LAYOUTS)))
     parse_rules(made.capture_rules)
+    if made.experts not in EXPERTS:
+        raise BadRequest(f"unknown experts {made.experts!r}", f"known: {', '.join(EXPERTS)}")
+    _check_hot(made)
     for name in ("capture", "prefix_reuse"):
         if not isinstance(getattr(made, name), bool):
             raise BadRequest(f"{name} is {getattr(made, name)!r}", f"{name} is true or false")
     return made
+
+
+def _check_hot(made: EngineConfig) -> None:
+    hot = made.hot_experts
+    if hot is None:
+        return
+    if not _is_text(hot) or not can_be_path(hot):
+        raise BadRequest(f"hot_experts is {hot!r}", "hot_experts is the file of a routing, from --routing-out")
+    if made.policy != "stable_slot" or made.experts != "routed":
+        raise BadRequest(
+            f"hot_experts has no effect with policy {made.policy!r} and experts {made.experts!r}",
+            "give it to policy stable_slot with experts routed, whose resident set is fixed",
+        )
 
 
 def _check_numbers(made: EngineConfig) -> None:
@@ -260,6 +283,10 @@ def _check_scalars(request: RunRequest) -> None:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
 
 
 def _nearest(name: str, known: frozenset[str] | set[str]) -> str:

@@ -7,7 +7,7 @@ is what it would compute alone, bit for bit: the device gives its kernel that se
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,14 @@ from engine.capture import CapturePlan, cut, decisions
 from engine.counters import Tally
 from engine.device.base import CONTROL, Device, Launch, Placed, Recorded
 from engine.errors import EngineError, NonFiniteLogits
+from engine.expert_steps import check_choices, launch_of, places, waves
 from engine.graph import DTYPES, Graph, stored_bytes
 from engine.kv import KvCache
 from engine.paging.residency import Residency
 from engine.plan import Operand, Plan, Step
 from engine.prefix import check_no_states, nothing_cached
 from engine.routed import Routing
-from engine.routing import ROUTED, Given, flat, routed_bytes
+from engine.routing import ROUTED, Choices, Given, flat, routed, routed_bytes
 
 _UNSTEADY_STEPS = 2
 """One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
@@ -107,7 +108,9 @@ class Decoder:
         self._cut()
 
     def _cut(self) -> None:
-        """Cut the one-token step into segments and seams, by what is steady now."""
+        """Cut the one-token step into segments and seams, by what is steady now; so with banks of which all stands."""
+        banks = [s.experts for s in self._plans[1].steps if s.experts is not None]
+        self._standing = {b.first_key for b in banks if all(map(self._pager.steady, b.keys))}
         if self._rules is None:
             self._tell(f"declined: {self.declined}")
             return
@@ -307,7 +310,8 @@ class Decoder:
         if of_experts:
             starts = {s: (s - first) * stride + experts for s in sequences}
             written = {s: np.frombuffer(raw, np.int32, of_experts // 4, start) for s, start in starts.items()}
-            self._routing.count({s: (self._lengths[s] - plan.rows, w) for s, w in written.items()})
+            asked = self._routing.count({s: (self._lengths[s] - plan.rows, w) for s, w in written.items()})
+            self._count_standing(plan, asked)
         emitted = {}
         for sequence in sequences:
             gap, token = CHOICE.unpack_from(raw, (sequence - first) * stride)
@@ -393,10 +397,56 @@ class Decoder:
 
     def _eager(self, plan: Plan, steps: Sequence[Step], sequences: tuple[int, ...]) -> None:
         for step in steps:
+            if step.experts is not None and step.experts.first_key not in self._standing:
+                self._routed(plan, step, sequences)
+                continue
             keys = self._pager.touch(plan, step)  # once, however many sequences read them
             self._pager.issue(plan, step)
             self._device.launch(self._bind(plan, step, keys, sequences))
             self._pager.release()
+
+    def _routed(self, plan: Plan, step: Step, sequences: tuple[int, ...]) -> None:
+        """Wait for the choice of experts, and run a step on those alone."""
+        assert step.experts is not None
+        chosen = self._choices(plan, step, sequences)
+        first_key, seen = step.experts.first_key, set[int]()
+        placed = [self._place(plan, operand, None) for operand in step.operands]
+        for wave in waves(chosen, lambda experts: self._pager.can_hold([first_key + e for e in experts])):
+            keys = [first_key + expert for expert in wave.experts]
+            addresses = self._pager.touch(plan, step, keys)
+            self._device.launch(launch_of(step, placed, wave, addresses))
+            self._pager.release()
+            self._count_experts(plan, keys, again=seen.intersection(keys))
+            seen.update(keys)
+
+    def _choices(self, plan: Plan, step: Step, sequences: tuple[int, ...]) -> dict[int, Choices]:
+        """What each sequence chose, [rows, chosen], in one copy. Raises DeviceFailure for what is no choice."""
+        operand = routed(step)
+        assert operand is not None
+        placed, first = self._place(plan, operand, None), sequences[0]
+        nbytes = (sequences[-1] - first) * placed.stride + placed.nbytes
+        raw = self._device.copy_out(placed.address + first * placed.stride, nbytes)
+        starts = {s: (s - first) * placed.stride for s in sequences}
+        parts = {s: np.frombuffer(raw, np.int32, placed.nbytes // 4, start) for s, start in starts.items()}
+        chosen = {s: part.reshape(operand.ref.shape) for s, part in parts.items()}
+        check_choices(chosen, next(bank for bank in self._routing.banks if bank.node == step.node))
+        return chosen
+
+    def _count_standing(self, plan: Plan, asked: Sequence[Sequence[int]]) -> None:
+        """After a pass: touches of experts that all stand, which nobody had to wait for; by bank, those asked for."""
+        for step, experts in zip((s for s in plan.steps if routed(s) is not None), asked, strict=False):
+            if step.experts is not None and step.experts.first_key in self._standing:
+                keys = [step.experts.first_key + expert for expert in experts]
+                self._pager.touch(plan, step, keys)
+                self._pager.release()
+                self._count_experts(plan, keys)
+
+    def _count_experts(self, plan: Plan, keys: Sequence[int], again: Collection[int] = ()) -> None:
+        self._tally.add("touches", len(keys))
+        self._tally.add("expert_touches", len(keys))
+        self._tally.add("expert_touch_bytes", sum(plan.keys[k].nbytes for k in keys))
+        self._tally.add("expert_rereads", len(again))
+        self._tally.add("expert_reread_bytes", sum(plan.keys[k].nbytes for k in again))
 
     def _control_blocks(self, sequences: Sequence[int]) -> list[int]:
         """Where the control blocks of these sequences start."""
@@ -411,9 +461,11 @@ class Decoder:
         name = (plan.rows, step.index, keys, sequences)
         launch = self._launches.get(name)
         if launch is None:
-            places = iter(keys)
-            launch = Launch(step, tuple(self._place(plan, o, places) for o in step.operands), sequences)
-            self._launches[name] = launch
+            addresses = iter(keys)
+            placed = [self._place(plan, o, addresses) for o in step.operands]
+            if step.experts is not None:
+                placed += places(step.experts, {n: self._pager.place(k) for n, k in enumerate(step.experts.keys)})
+            launch = self._launches[name] = Launch(step, tuple(placed), sequences)
         return launch
 
     def _place(self, plan: Plan, operand: Operand, keys: Any) -> Placed:

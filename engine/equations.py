@@ -34,6 +34,16 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertSums:
+    """Touches of experts by key, and how many of them passes asked for by what they wrote; each with its bytes."""
+
+    touches: int
+    touch_bytes: int
+    asked: int
+    asked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Sums:
     """Per-key sums, taken from the traffic table and not from the counters that they are held against."""
 
@@ -49,6 +59,8 @@ class Sums:
     gathered_bytes: int = 0
     routed_bytes: int | None = None
     """By bank of experts; None where there is none, or nobody knows what was asked for."""
+    experts: ExpertSums | None = None
+    """Of experts that are keys of their own; None where none are."""
 
 
 def evaluate(
@@ -72,10 +84,10 @@ def evaluate(
         ),
         Equation(
             "W1p",
-            "touches == touches_per_step * forward_steps",
+            "touches == touches_per_step * forward_steps + expert touches",
             "==",
             c("touches"),
-            f("touches_per_step") * c("forward_steps"),
+            f("touches_per_step") * c("forward_steps") + c("expert_touches"),
         ),
         Equation(
             "W2",
@@ -102,7 +114,7 @@ def evaluate(
             "hit_bytes + htod_bytes + bytes read in place == requested bytes",
             "==",
             c("hit_bytes") + c("htod_bytes") + c("zero_copy_bytes"),
-            f("requested_bytes_per_step") * c("forward_steps"),
+            f("requested_bytes_per_step") * c("forward_steps") + c("expert_touch_bytes"),
         ),
         Equation(
             "W6",
@@ -208,6 +220,16 @@ def evaluate(
         rows.append(Equation("M2", "routed bytes >= one token's in each pass", ">=", asked, least))
         most = f("bank_bytes_per_step") * c("forward_steps")
         rows.append(Equation("M3", "routed bytes <= the banks in each pass", "<=", asked, most))
+    if sums.experts is not None:
+        by_key, again = sums.experts, (c("expert_rereads"), c("expert_reread_bytes"))
+        rows += [
+            Equation("E1", "expert touches == sum over experts", "==", c("expert_touches"), by_key.touches),
+            Equation("E1b", "expert bytes == sum over experts", "==", c("expert_touch_bytes"), by_key.touch_bytes),
+            Equation("E2", "expert touches == asked for + again", "==", by_key.touches, by_key.asked + again[0]),
+            Equation(
+                "E2b", "expert bytes == asked for + again", "==", by_key.touch_bytes, by_key.asked_bytes + again[1]
+            ),
+        ]
     if "ring_slots" in facts:
         rows += [
             Equation(name, f"{counter} == what the schedules of all passes copy", "==", c(counter), f(fact))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from bisect import insort
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,6 +70,7 @@ class Lowering:
         self.kv: KvGeometry | None = None
         self.states: tuple[StateSpec, ...] = ()
         self.logit_chain: frozenset[str] = frozenset()
+        self.checked_tables: set[Weight] = set()
         self._values: dict[str, LoweredValue] = dict(values)
         self._routed_bytes = 0
         self._copies: dict[str, WeightValue] = {}
@@ -394,18 +396,21 @@ def _place(sizes: list[tuple[str, int]], steps: list[Step], kept: set[int]) -> t
     for index in kept:
         first.setdefault(index, 0)
         last[index] = len(steps)
+    earliest = [first.get(index, 0) for index in range(len(sizes))]  # of this buffer and all that come after it
+    for index in range(len(sizes) - 2, -1, -1):
+        earliest[index] = min(earliest[index], earliest[index + 1])
     placed: list[tuple[int, int, int]] = []  # offset, end, buffer index, in order of offset
     buffers: list[Buffer] = []
     total = 0
     for index, (name, nbytes) in enumerate(sizes):
         size = -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
-        offset = 0
+        offset, begins, ends = 0, first.get(index, 0), last.get(index, 0)
+        placed = [one for one in placed if last.get(one[2], 0) >= earliest[index]]
         for start, end, other in placed:
-            alive = last.get(other, 0) >= first.get(index, 0) and first.get(other, 0) <= last.get(index, 0)
+            alive = last.get(other, 0) >= begins and first.get(other, 0) <= ends
             if alive and start < offset + size and offset < end:
                 offset = end
-        placed.append((offset, offset + size, index))
-        placed.sort()
+        insort(placed, (offset, offset + size, index))
         buffers.append(Buffer(index, name, nbytes, offset))
         total = max(total, offset + size)
     return tuple(buffers), total

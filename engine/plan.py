@@ -75,22 +75,69 @@ class Buffer:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """Host bytes that go to one place in a key."""
+
+    offset_bytes: int
+    weight: Weight
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
-    """One weight initialiser: the unit of residency. `record` groups codes, scales and zero points of one weight."""
+    """The unit of residency: one weight initialiser, or one expert's share of a bank's initialisers.
+
+    `record` groups codes, scales and zero points of one weight. An expert has `further` pieces and a `label`.
+    """
 
     index: int
     weight: Weight
     record: int
+    further: tuple[Piece, ...] = ()
+    label: str = ""
+    nbytes: int = field(init=False)
+    """Size in bytes: of an expert, of all its pieces."""
+    span_bytes: int = field(init=False)
+    """From the first byte to the last, with what lies between pieces."""
+
+    def __post_init__(self) -> None:
+        last = self.further[-1] if self.further else Piece(0, self.weight)
+        object.__setattr__(self, "nbytes", sum(piece.weight.nbytes for piece in self.pieces))
+        object.__setattr__(self, "span_bytes", last.offset_bytes + last.weight.nbytes)
 
     @property
     def name(self) -> str:
-        """The initialiser's name."""
-        return self.weight.name
+        """The initialiser's name, or the expert's."""
+        return self.label or self.weight.name
 
     @property
-    def nbytes(self) -> int:
-        """Size in bytes."""
-        return self.weight.nbytes
+    def pieces(self) -> tuple[Piece, ...]:
+        """What is copied to bring the key in."""
+        return (Piece(0, self.weight), *self.further)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One operand of an expert: the bank's operand name, element type, one expert's shape, its place in the key."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """A bank whose experts are keys of their own: expert e is key `first_key` + e. Each token chooses `chosen`."""
+
+    first_key: int
+    count: int
+    chosen: int
+    parts: tuple[Part, ...]
+
+    @property
+    def keys(self) -> range:
+        """All of them."""
+        return range(self.first_key, self.first_key + self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +159,10 @@ class Step:
     detail: str = ""
     grows: str = ""
     """An operand whose extent grows from token to token, in words; empty for none. Such a step is never recorded."""
+    experts: Experts | None = None
+    """Keys that it reads as its tokens' routing has it, beside those among its operands."""
     keys: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    """Keys that the step reads: its touches. Asked for in every pass, so kept."""
+    """Keys that the step reads in every pass: its touches, but for experts. Asked for in every pass, so kept."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "keys", tuple([o.ref.index for o in self.operands if o.ref.kind == "key"]))
@@ -172,12 +221,12 @@ class Plan:
 
     @property
     def touches(self) -> int:
-        """Touches of one forward pass: one step reading one key."""
+        """Touches of every forward pass: one step reading one key. Experts are touched as routed, and come on top."""
         return sum(len(s.keys) for s in self.steps)
 
     @property
     def touched_bytes(self) -> int:
-        """Key bytes that one forward pass asks for."""
+        """Key bytes that every forward pass asks for."""
         return sum(self.keys[k].nbytes for s in self.steps for k in s.keys)
 
     @property
@@ -201,6 +250,19 @@ class Plan:
         return sum(k.nbytes for k in self.keys)
 
     @property
-    def largest_step_keys(self) -> tuple[int, ...]:
-        """Keys of the step that reads the most key bytes."""
-        return max((s.keys for s in self.steps), key=lambda ks: sum(self.keys[k].nbytes for k in ks), default=())
+    def least_read_bytes(self) -> int:
+        """Key bytes that any pass reads, each key once: all of them, but of experts what one token chooses."""
+        banks = [step.experts for step in self.steps if step.experts is not None]
+        chosen = sum(self.keys[k].nbytes for bank in banks for k in bank.keys[: bank.chosen])
+        return self.weight_bytes - sum(self.keys[k].nbytes for bank in banks for k in bank.keys) + chosen
+
+    @property
+    def largest_step_bytes(self) -> int:
+        """Key bytes of the step that reads the most, of experts as many as one token chooses."""
+        return max((sum(self.keys[k].nbytes for k in self.least_keys(s)) for s in self.steps), default=0)
+
+    def least_keys(self, step: Step) -> tuple[int, ...]:
+        """Keys that a step cannot do without at once: all of its own, and as many experts as one token chooses."""
+        if step.experts is None:
+            return step.keys
+        return (*step.keys, *step.experts.keys[: step.experts.chosen])

@@ -23,8 +23,8 @@ class Routing:
     def __init__(self, plan: Plan, sequences: int, tally: Tally) -> None:
         self.banks = banks(plan)
         self.recorder = Recorder(sequences)
-        self.asked = [0] * len(self.banks)
-        """Experts asked for so far, by bank."""
+        self.asked = [np.zeros(bank.experts, np.int64) for bank in self.banks]
+        """Passes that asked for each expert so far, by bank."""
         self.is_known = True
         """False where nothing computes choices and none were given."""
         self._tally = tally
@@ -32,28 +32,33 @@ class Routing:
     @property
     def asked_bytes(self) -> int:
         """Bytes of all of them, from the table by bank."""
-        return sum(n * bank.expert_bytes for n, bank in zip(self.asked, self.banks, strict=True))
+        return sum(int(n.sum()) * bank.expert_bytes for n, bank in zip(self.asked, self.banks, strict=True))
 
-    def count(self, written: Mapping[int, tuple[int, Choices]]) -> None:
-        """One pass: by sequence, its first position and what the steps wrote. Raises DeviceFailure for no experts."""
+    def count(self, written: Mapping[int, tuple[int, Choices]]) -> list[list[int]]:
+        """One pass: by sequence, its first position and what the steps wrote. Raises DeviceFailure for no experts.
+
+        By bank, the experts that it asked for, ascending; nothing where nobody knows.
+        """
         found = {s: (first, by_position(choices, self.banks)) for s, (first, choices) in written.items()}
         everything = np.concatenate([choices for _, choices in found.values()])
         if (everything == -1).all():  # poison: no step wrote there
             self.is_known = False
-            return
+            return []
         try:
             check(everything, self.banks, "the pass")
         except BadRequest as error:
             raise DeviceFailure(error.message, "its routing cannot be used") from error
         for sequence, (first, choices) in found.items():
             self.recorder.take(sequence, first, choices)
-        start = 0
-        for index, bank in enumerate(self.banks):
-            distinct = int(np.unique(everything[:, start : start + bank.chosen]).size)
+        start, asked = 0, []
+        for by_expert, bank in zip(self.asked, self.banks, strict=True):
+            experts = np.unique(everything[:, start : start + bank.chosen])
             start += bank.chosen
-            self.asked[index] += distinct
-            self._tally.add("routed_experts", distinct)
-            self._tally.add("routed_bytes", distinct * bank.expert_bytes)
+            by_expert[experts] += 1
+            self._tally.add("routed_experts", experts.size)
+            self._tally.add("routed_bytes", experts.size * bank.expert_bytes)
+            asked.append(experts.tolist())
+        return asked
 
 
 def given_for(request: RunRequest, plan: Plan) -> Given | None:

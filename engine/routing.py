@@ -48,8 +48,8 @@ class Given(Protocol):
 
 
 def routed(step: Step) -> Operand | None:
-    """Where a step leaves its choices; None where it makes none."""
-    return next((o for o in step.operands if o.name == ROUTED), None)
+    """Where a step that reads experts has their choices; None where it reads none."""
+    return next((o for o in step.operands if o.name == ROUTED and (step.keys or step.experts is not None)), None)
 
 
 def banks(plan: Plan) -> tuple[Bank, ...]:
@@ -58,7 +58,8 @@ def banks(plan: Plan) -> tuple[Bank, ...]:
     for step in plan.steps:
         if (operand := routed(step)) is not None:
             experts = next(o.ref.shape[-1] for o in step.operands if o.name == "router")
-            bank_bytes = sum(plan.keys[k].nbytes for k in step.keys)
+            bank = step.keys if step.experts is None else step.experts.keys
+            bank_bytes = sum(plan.keys[k].nbytes for k in bank)
             found.append(Bank(step.node, experts, operand.ref.shape[-1], bank_bytes // experts))
     return tuple(found)
 
@@ -164,10 +165,7 @@ def write(path: Path, trace: Trace, origin: Origin) -> None:
 def read(path: Path, origin: Origin, tokens: int) -> Trace:
     """Read a trace for a run of `tokens` tokens. Raises BadRequest for one that is not whole or not this run's."""
     try:
-        document = json.loads(path.read_text())
-        if (document["format"], document["version"]) != (FORMAT, VERSION):
-            raise _refused(path, f"is {document['format']!r} version {document['version']}, not {FORMAT!r} {VERSION}")
-        _check_origin(path, document, origin)
+        document = _document(path, origin)
         found = document["sequences"]
         if len(found) != len(origin.prompts):
             raise _refused(path, f"has {len(found)} sequences, the run has {len(origin.prompts)}")
@@ -178,7 +176,27 @@ def read(path: Path, origin: Origin, tokens: int) -> Trace:
             )
         )
     except (OSError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
-        raise _refused(path, f"cannot be read: {type(error).__name__}: {error}") from error
+        raise _unreadable(path, error) from error
+
+
+def read_counts(path: str, graph_sha256: str, model_digest: str | None, of: tuple[Bank, ...]) -> list[NDArray[Any]]:
+    """How often a recorded run chose each expert, by bank, whatever its prompts. Raises BadRequest as `read` does."""
+    file = Path(path)
+    try:
+        document = _document(file, Origin(graph_sha256, model_digest, of, ()))
+        everything = np.concatenate([_unpacked(file, i, entry, of) for i, entry in enumerate(document["sequences"])])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
+        raise _unreadable(file, error) from error
+    parts = zip(of, _apart(everything, of), strict=True)
+    return [np.bincount(part.reshape(-1), minlength=bank.experts) for bank, part in parts]
+
+
+def _document(path: Path, origin: Origin) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_text())
+    if (document["format"], document["version"]) != (FORMAT, VERSION):
+        raise _refused(path, f"is {document['format']!r} version {document['version']}, not {FORMAT!r} {VERSION}")
+    _check_origin(path, document, origin)
+    return document
 
 
 def _check_origin(path: Path, document: dict[str, Any], origin: Origin) -> None:
@@ -197,6 +215,11 @@ def _sequence(
     positions, needed = int(entry["positions"]), len(prompt) + tokens - 1
     if positions < needed:
         raise _refused(path, f"has {positions} positions of sequence {index}, the run needs {needed}")
+    return _unpacked(path, index, entry, of)
+
+
+def _unpacked(path: Path, index: int, entry: dict[str, Any], of: tuple[Bank, ...]) -> Choices:
+    positions = int(entry["positions"])
     slots = sum(bank.chosen for bank in of)
     size = 2 * positions * slots
     unpacker = zlib.decompressobj()
@@ -220,6 +243,10 @@ def check(choices: Choices, of: Sequence[Bank], what: str) -> None:
 
 
 _RECORD = "record it with --routing-out, from this model and prompt and of as many tokens, or give seed:N"
+
+
+def _unreadable(path: Path, error: Exception) -> BadRequest:
+    return _refused(path, f"cannot be read: {type(error).__name__}: {error}")
 
 
 def _refused(path: Path, why: str) -> BadRequest:

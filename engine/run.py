@@ -12,6 +12,7 @@ from typing import Any
 
 import engine
 from engine.attribution import Key, Run, floor_bytes, over_floor
+from engine.banks import bank_rows, expert_sums, heat
 from engine.batch import Prompts, chunk_rows
 from engine.bind import lower
 from engine.capture_rules import parse_rules
@@ -30,6 +31,7 @@ from engine.graph import Graph, sources
 from engine.journal import Emit
 from engine.kv import KvCache
 from engine.onnx_load import load, recorded_digest
+from engine.paging.experts import BankPlan, split
 from engine.paging.grants import Grant, Grants
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.residency import Residency, make_pager
@@ -119,7 +121,7 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> N
     setup = set_up(request, device, graph, plans, progress.tally, given, tell, lambda grant: emit(grant.line()), choice)
     generations = generate(request, emit, clock, progress, setup.decoder, graph)
     record(request, setup.decoder.routing)
-    _report(request, emit, progress, setup, graph, plans[1], generations)
+    _report(request, emit, progress, setup, graph, generations)
 
 
 def _silent(decision: str) -> None:
@@ -142,6 +144,9 @@ class Setup:
     budget_bytes: int | None
     capacity_bytes: int
     """What weights might map at first; less may be left of it."""
+    plan: Plan
+    """The decode step that the decoder goes by."""
+    banks: tuple[BankPlan, ...]
 
 
 def set_up(
@@ -164,21 +169,23 @@ def set_up(
     config, plan, sequences = request.config, plans[1], len(request.prompts)
     if choice.policy in HOST_POLICIES and device.kind == "cuda":
         raise BadRequest(f"policy {choice.policy!r} is not served on a card", "use stable_slot there, or --device sim")
+    paged = split(plans, choice.banks)
     ledger = Ledger(device.granule_bytes, choice.limit_bytes, tally)
     pool = Pool(device, ledger)
     capture = parse_rules(config.capture_rules) if config.capture else None
+    hot = heat(request, paged[1])
     with ExitStack() as undo:  # what was made goes back where the next part cannot be made
         undo.callback(pool.close)
-        pager = make_pager(device, plan, choice.policy, choice.budget_bytes, ledger, pool, tally)
+        pager = make_pager(device, paged[1], choice.policy, choice.budget_bytes, ledger, pool, tally, hot)
         undo.callback(pager.close)
         grants = Grants(ledger, tally, pager, choice.kv.peak_bytes, announce)
         kv = KvCache(device, plan.kv, config.kv_layout, choice.buckets, ledger, pool, tally, sequences, grants)
         undo.callback(kv.close)
-        decoder = Decoder(device, graph, plans, pager, kv, capture, tally, given, tell)
+        decoder = Decoder(device, graph, paged, pager, kv, capture, tally, given, tell)
         undo.callback(decoder.close)
         pager.preload()
         undo.pop_all()
-    return Setup(ledger, pool, pager, kv, decoder, choice.budget_bytes, pager.capacity_bytes)
+    return Setup(ledger, pool, pager, kv, decoder, choice.budget_bytes, pager.capacity_bytes, paged[1], choice.banks)
 
 
 def _check_prompt(request: RunRequest, graph: Graph) -> None:
@@ -210,14 +217,13 @@ def _report(
     progress: Progress,
     setup: Setup,
     graph: Graph,
-    plan: Plan,
     generations: list[dict[str, Any]],
 ) -> None:
-    device = progress.device
+    device, plan = progress.device, setup.plan
     assert device is not None
     setup.ledger.audit(device.mapped_bytes, setup.pool.free_bytes)
     counters = progress.read()
-    facts = _facts(request, setup, plan, generations)
+    facts = _facts(request, setup, generations)
     facts["bound_by"] = sources(graph.info.bound_by)
     facts |= _attribution(setup, plan, counters, len(request.prompts))
     routing = setup.decoder.routing
@@ -234,6 +240,7 @@ def _report(
         evicted=sum(t.evicted for _, t in traffic),
         gathered_bytes=sum(setup.decoder.gathered.values()),
         routed_bytes=routing.asked_bytes if routing.banks and routing.is_known else None,
+        experts=expert_sums(plan, setup.pager.traffic, routing),
     )
     close(setup, facts)
     equations = evaluate(counters, facts, sums, request.config.capture)
@@ -260,6 +267,8 @@ def _report(
         "keys": _key_rows(plan, setup),
         "peak_rss_bytes": _peak_rss_bytes(),
     }
+    if setup.banks:
+        line["experts"] = bank_rows(plan, setup.banks, setup.pager.traffic, routing)
     emit(line)
 
 
@@ -281,10 +290,11 @@ def _attribution(setup: Setup, plan: Plan, counters: Mapping[str, int | float], 
     pager = setup.pager
     passes, tokens = (int(counters.get(name, 0)) for name in ("forward_steps", "emitted_tokens"))
     capacities = (setup.capacity_bytes, pager.capacity_bytes)
-    whole = Run(passes, tokens, batch, *capacities, pager.fits, pager.filling)
-    floor = max(0, plan.weight_bytes - setup.capacity_bytes)
-    keys = (Key(k.nbytes, t, pager.resident(k.index)) for k, t in zip(plan.keys, pager.traffic, strict=True))
-    return {"floor_bytes": floor_bytes(floor, whole), "all_tokens": tokens, **over_floor(keys, whole)}
+    whole = Run(passes, tokens, batch, *capacities, pager.fits, pager.filling, plan.least_read_bytes)
+    keys = (
+        Key(k.nbytes, t, pager.resident(k.index), bool(k.label)) for k, t in zip(plan.keys, pager.traffic, strict=True)
+    )
+    return {"floor_bytes": floor_bytes(whole), "all_tokens": tokens, **over_floor(keys, whole)}
 
 
 def _peak_rss_bytes() -> int:
@@ -307,9 +317,8 @@ def close(setup: Setup, facts: dict[str, int | float | str]) -> None:
     facts["owned_after_close_bytes"] = setup.ledger.owned_bytes
 
 
-def _facts(
-    request: RunRequest, setup: Setup, plan: Plan, generations: list[dict[str, Any]]
-) -> dict[str, int | float | str]:
+def _facts(request: RunRequest, setup: Setup, generations: list[dict[str, Any]]) -> dict[str, int | float | str]:
+    plan = setup.plan
     measured = [g for g in generations if not g["warmup"]]
     kv, prompts = setup.kv, request.prompts
     steps = max(len(g["step_ns"]) for g in generations)
@@ -317,14 +326,14 @@ def _facts(
     starts = 1 if request.config.prefix_reuse and max(map(len, prompts)) > 1 else len(generations)
     foreseen = foreseen_of(request, plan, kv.buckets, setup.ledger.granule_bytes, steps)
     capacity = _measured_capacity(setup, generations)
-    streamed = max(0, plan.weight_bytes - capacity)
+    streamed = max(0, plan.least_read_bytes - capacity)
     largest = max(plan.keys, key=lambda k: k.nbytes)
     return {
         "weight_bytes": plan.weight_bytes,
         "keys": len(plan.keys),
         "largest_key": largest.name,
         "largest_key_bytes": largest.nbytes,
-        "largest_step_bytes": sum(plan.keys[k].nbytes for k in plan.largest_step_keys),
+        "largest_step_bytes": plan.largest_step_bytes,
         "budget_bytes": setup.budget_bytes if setup.budget_bytes is not None else plan.weight_bytes,
         "capacity_bytes": setup.capacity_bytes,
         "capacity_left_bytes": setup.pager.capacity_bytes,
@@ -336,6 +345,8 @@ def _facts(
         "gather_bytes_per_token": plan.gather_bytes,
         "routed_bytes_per_token": sum(b.chosen * b.expert_bytes for b in setup.decoder.routing.banks),
         "bank_bytes_per_step": sum(b.experts * b.expert_bytes for b in setup.decoder.routing.banks),
+        "banks_split": sum(bank.is_split for bank in setup.banks),
+        "banks_whole": sum(not bank.is_split for bank in setup.banks),
         "kv_bytes_per_token": plan.kv.bytes_per_token,
         "kv_needed_bytes": plan.kv.bytes_per_token * cached,
         "positions_asked": sum(sum(map(len, prompts)) + len(g["step_ns"]) * len(prompts) for g in generations),

@@ -120,6 +120,7 @@ def _result(result: dict[str, Any]) -> list[str]:
     if f.get("bank_bytes_per_step"):
         per_step = _pick(f, "routed_bytes_per_token", "bank_bytes_per_step")
         rows.append(f"experts: {_pick(c, 'routed_experts', 'routed_bytes')} {per_step}")
+        rows.append(_banks(c, f, result))
     rows += [
         f"equation {e['name']}: {e['text']}: {e['lhs']} {e['relation']} {e['rhs']} "
         f"{'holds' if e['holds'] else 'BROKEN'}"
@@ -147,6 +148,14 @@ def _keys(keys: Sequence[Mapping[str, Any]]) -> list[str]:
         for streamed, times, k in largest[:_SHOWN_KEYS]
         if times
     ]
+
+
+def _banks(c: Mapping[str, Any], f: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+    """How many banks are read expert by expert, what that came to, and why others are not."""
+    kinds = _pick(f, "banks_split", "banks_whole")
+    read = _pick(c, "expert_touches", "expert_touch_bytes", "expert_rereads", "expert_reread_bytes")
+    reasons = dict.fromkeys(row["whole"] for row in result.get("experts", ()) if row["whole"])
+    return f"expert_paging: {kinds} {read}" + "".join(f"; whole: {reason}" for reason in reasons)
 
 
 def _staging(c: Mapping[str, Any], f: Mapping[str, Any]) -> str:

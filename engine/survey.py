@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine.banks import ALL_FIT, why_whole
 from engine.capture import CapturePlan, cut
 from engine.capture_rules import ALL, parse_rules
 from engine.config import parse_share
@@ -16,10 +17,12 @@ from engine.device.base import Profile
 from engine.device.plan_only import PlanDevice
 from engine.duplicates import duplicates
 from engine.graph import Weight
-from engine.paging.arena import minimum_budget
+from engine.paging.arena import fits, minimum_budget, pack
+from engine.paging.experts import BankPlan, decide, split
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.residency import make_pager
 from engine.plan import Plan, Step
+from engine.routing import routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Setting:
     policy: str = "stable"
     granule_bytes: int | None = None
     capture_rules: str = ALL
+    experts: str = "routed"
 
 
 def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
@@ -41,11 +45,14 @@ def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
     device = PlanDevice(granule_bytes=setting.granule_bytes)
     budget = setting.weight_budget
     budget = int(parse_share(budget) * plan.weight_bytes) if isinstance(budget, str) else budget
+    why = why_whole(setting.policy, setting.experts, device.kind, knows_routing=True)
+    banks = decide(plan, ALL_FIT if fits(plan, budget, device.granule_bytes) else why)
+    paged = split({1: plan}, banks)
     tally = Tally()
     ledger = Ledger(device.granule_bytes, None, tally)
-    pager = make_pager(device, plan, setting.policy, budget, ledger, Pool(device, ledger), tally)
-    streamed = 0 if pager.fits else max(0, plan.weight_bytes - pager.capacity_bytes)
-    capture = cut(plan, pager.steady, parse_rules(setting.capture_rules)) if plan.rows == 1 else None
+    pager = make_pager(device, paged[1], setting.policy, budget, ledger, Pool(device, ledger), tally)
+    streamed = 0 if pager.fits else max(0, paged[1].least_read_bytes - pager.capacity_bytes)
+    capture = cut(paged[1], pager.steady, parse_rules(setting.capture_rules)) if plan.rows == 1 else None
     return {
         "rows": plan.rows,
         "nodes": {"steps": len(plan.steps), "by_op": _count(s.op for s in plan.steps)},
@@ -55,7 +62,7 @@ def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
             "nbytes": sum(b.nbytes for b in plan.buffers),
             "workspace_bytes": plan.workspace_bytes,
         },
-        "keys": _keys(plan, device.granule_bytes),
+        "keys": _keys(plan, minimum_budget(paged[1], device.granule_bytes)),
         "constants": _tables(plan.constants),
         "hosts": _tables(plan.hosts),
         "states": {"count": len(plan.states), "nbytes": sum(s.nbytes for s in plan.states)},
@@ -81,6 +88,7 @@ def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
             "fits": pager.fits,
             "ring": dict(pager.facts) or None,
         },
+        "experts": _experts(paged[1], banks, device.granule_bytes),
         "capture": None if capture is None else _capture(capture),
         "floors": _floors(plan, streamed, device.profile),
     }
@@ -111,7 +119,22 @@ def _read_bytes(plan: Plan, step: Step) -> int:
     return int(total * chosen // experts)
 
 
-def _keys(plan: Plan, granule_bytes: int) -> dict[str, Any]:
+def _experts(plan: Plan, decided: Sequence[BankPlan], granule_bytes: int) -> list[dict[str, Any]]:
+    """A row a bank: why it is read whole, or what an expert of it takes and with how many it may share a granule."""
+    views = pack(plan.keys, granule_bytes)
+    rows = []
+    for bank, step in zip(decided, (s for s in plan.steps if routed(s) is not None), strict=True):
+        row: dict[str, Any] = {"node": bank.node, "experts": bank.experts, "whole": bank.whole or None}
+        if step.experts is not None:
+            own = [views[k] for k in step.experts.keys]
+            row["expert_bytes"] = own[0].nbytes
+            row["expert_granules"] = max(v.last - v.first + 1 for v in own)
+            row["sharing"] = max(Counter(g for v in own for g in range(v.first, v.last + 1)).values())
+        rows.append(row)
+    return rows
+
+
+def _keys(plan: Plan, minimum_budget_bytes: int) -> dict[str, Any]:
     largest = max(plan.keys, key=lambda k: k.nbytes)
     widest = max(plan.steps, key=lambda s: sum(plan.keys[k].nbytes for k in s.keys))
     return {
@@ -119,7 +142,7 @@ def _keys(plan: Plan, granule_bytes: int) -> dict[str, Any]:
         "weight_bytes": plan.weight_bytes,
         "largest": {"name": largest.name, "nbytes": largest.nbytes},
         "widest_step": {"node": widest.node, "nbytes": sum(plan.keys[k].nbytes for k in widest.keys)},
-        "minimum_budget_bytes": minimum_budget(plan, granule_bytes),
+        "minimum_budget_bytes": minimum_budget_bytes,
         "duplicates": [asdict(d) for d in duplicates(plan)],
     }
 

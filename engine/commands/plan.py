@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def add(commands: Any) -> None:
     parser.set_defaults(command=run)
     parser.add_argument("--model", required=True, help="model folder; a hollow one will do")
     parser.add_argument("--rows", type=int, default=1, help="tokens that go in: 1 is the decode step")
-    add_settings(parser, only=("weight_budget", "policy", "granule", "capture_rules"))
+    add_settings(parser, only=("weight_budget", "policy", "granule", "capture_rules", "experts"))
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -40,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     context = graph.info.context_length
     if context is not None and arguments.rows > context:
         raise BadRequest(f"--rows is {arguments.rows}, the model has {context} positions", "give fewer")
-    setting = Setting(checked.weight_budget, checked.policy, checked.granule, checked.capture_rules)
+    setting = Setting(checked.weight_budget, checked.policy, checked.granule, checked.capture_rules, checked.experts)
     plan = lower(graph, arguments.rows)
     document = {"model": arguments.model, "digest": graph.digest, "bound_by": dict(graph.info.bound_by)}
     document |= survey(plan, setting)
@@ -68,6 +69,7 @@ def text_of(d: dict[str, Any]) -> str:
         *(f"{name}: {_pairs(d[name])}" for name in ("constants", "hosts", "states", "kv", "pass")),
         f"residency: {_pairs({k: v for k, v in d['residency'].items() if k != 'ring'})}",
         *([f"{d['residency']['policy']}: {_pairs(d['residency']['ring'])}"] if d["residency"]["ring"] else []),
+        *_banks(d["experts"]),
     ]
     rows += [f"kv_layout: {_pairs(layout)}" for layout in d["kv_layouts"]]
     rows += [f"kv_growth: {_pairs(growth)}" for growth in d["kv_growths"]]
@@ -88,6 +90,12 @@ def text_of(d: dict[str, Any]) -> str:
         f"nodes in a graph {floors['nodes_ms']:.3f} ms, launches one by one {floors['launches_ms']:.3f} ms"
     )
     return "\n".join(rows)
+
+
+def _banks(rows: list[dict[str, Any]]) -> list[str]:
+    """A line for each group of banks that are read alike."""
+    alike = Counter(json.dumps({k: v for k, v in row.items() if k != "node"}) for row in rows)
+    return [f"experts: banks={times} {_pairs(json.loads(row))}" for row, times in alike.items()]
 
 
 def _pairs(values: dict[str, Any]) -> str:

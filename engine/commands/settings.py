@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from engine.capture_rules import RULES
-from engine.config import CONFIG_NAMES, POLICIES
+from engine.config import CONFIG_NAMES, EXPERTS, POLICIES
 from engine.kv_layout import LAYOUTS
 
 _SWITCH = {"on": True, "off": False}
@@ -33,6 +33,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "kv_layout": {"help": f"one of {', '.join(LAYOUTS)}"},
     "kv_min_bucket": {"type": int, "help": "positions of the smallest KV cache"},
     "prefix_reuse": {"choices": tuple(_SWITCH), "help": "keep what a prompt shares with what is cached"},
+    "experts": {"help": f"one of {', '.join(EXPERTS)}: how banks of experts that do not all fit are read"},
+    "hot_experts": {"metavar": "FILE", "help": "recorded routing whose most read experts policy stable_slot keeps"},
 }
 
 

@@ -69,7 +69,7 @@ class Granule:
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """What a range of device memory holds: a key, whole, copied from the key's own host bytes.
+    """What a range of device memory holds: a key, or a piece of one, copied from the key's own host bytes.
 
     Poison, partial fills and copies from anywhere else have no tag, whoever made them. Pieces of one key that follow
     each other become one whole.
@@ -105,6 +105,8 @@ class Launch:
     step: Step
     placed: tuple[Placed, ...]
     sequences: tuple[int, ...] = (0,)
+    once: bool = False
+    """Made for one pass: what a device works out for it is not kept."""
 
     def alone(self, sequence: int) -> Launch:
         """The same step for one sequence, at that sequence's own addresses."""
@@ -173,8 +175,8 @@ class Device(Protocol):
         """Give plain memory back, after all work."""
         ...
 
-    def host_range(self, key: int, source: NDArray[Any]) -> None:
-        """Make a key's host bytes known as what weight copies read from; a card pins them."""
+    def host_range(self, key: int, source: NDArray[Any], offset_bytes: int = 0) -> None:
+        """Make host bytes known as a key's, from `offset_bytes` on: what weight copies read from; a card pins them."""
         ...
 
     def map_host(self, source: NDArray[Any]) -> int:

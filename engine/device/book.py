@@ -49,13 +49,14 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class KeyRead:
-    """A key that a launch reads: where it should stand whole."""
+    """A key, or a piece of one from `offset_bytes` on, that a launch reads: where it should stand whole."""
 
     region: Region
     start: int
     end: int
     key: int
     operand: str
+    offset_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         self._serials = count()
         self._live: set[Granule] = set()  # created and not given back
         self._mapped: set[Granule] = set()
-        self._ranges: dict[tuple[int, int], int] = {}  # address and size of host bytes -> key
+        self._ranges: dict[tuple[int, int], Tag] = {}  # address and size of host bytes -> whose they are
         self._sizes: dict[int, int] = {}  # the same, address -> size
         self._starts: list[int] = []  # of those ranges, ascending
         self._bound: dict[Launch, tuple[tuple[Launch, Reads, Bound], ...]] = {}  # sequence by sequence
@@ -219,24 +220,23 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         """Bytes of granules mapped now."""
         return len(self._mapped) * self.granule_bytes
 
-    def host_range(self, key: int, source: NDArray[Any]) -> None:
+    def host_range(self, key: int, source: NDArray[Any], offset_bytes: int = 0) -> None:
         """Remember where a key's bytes lie: only a copy from there fills that key."""
         nbytes = source.nbytes
         if nbytes:
-            start = source.__array_interface__["data"][0]  # ctypes.data takes ten times as long
+            start = _host_address(source)
             if start not in self._sizes:
                 insort(self._starts, start)
-            self._ranges[start, nbytes] = key
+            self._ranges[start, nbytes] = Tag(key, offset_bytes)
             self._sizes[start] = max(nbytes, self._sizes.get(start, 0))
 
     def whole(self, source: NDArray[Any]) -> Tag | None:
-        """The key whose host bytes these are, whole."""
-        key = self._ranges.get((source.ctypes.data, source.nbytes)) if source.nbytes else None
-        return None if key is None else Tag(key)
+        """The key whose host bytes these are, in one range."""
+        return self._ranges.get((_host_address(source), source.nbytes)) if source.nbytes else None
 
     def piece(self, source: NDArray[Any]) -> Tag | None:
         """The key whose host bytes these are a piece of, or all."""
-        start = source.ctypes.data
+        start = _host_address(source)
         at = bisect_right(self._starts, start) - 1
         if at < 0 or not source.nbytes:
             return None
@@ -244,7 +244,8 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         nbytes = self._sizes[first]
         if start + source.nbytes > first + nbytes:
             return None
-        return Tag(self._ranges[first, nbytes], start - first)
+        of = self._ranges[first, nbytes]
+        return Tag(of.key, of.offset_bytes + start - first)
 
     def map_host(self, source: NDArray[Any]) -> int:
         """A region over the host's own bytes, which hold their key, whole."""
@@ -369,12 +370,14 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         known = self._bound.get(launch)
         if known is None:
             alone = [launch.alone(sequence) for sequence in launch.sequences]
-            known = self._bound[launch] = tuple((one, self._reads(one), self._resolve(one)) for one in alone)
+            known = tuple((one, self._reads(one), self._resolve(one)) for one in alone)
+            if not launch.once:
+                self._bound[launch] = known
         self.tally.add("kernel_runs")
         for _, own, _ in known:
             self._check_caches(launch, own)
         reads = known[0][1]  # of keys: all sequences read the same ones, once
-        tags = tuple(read.region.spans.whole(read.start, read.end) for read in reads.keys)
+        tags = tuple(read.region.spans.whole(read.start, read.end, read.offset_bytes) for read in reads.keys)
         for read, tag in zip(reads.keys, tags, strict=True):
             if tag is None:  # no whole key: mapped at all?
                 self._range(read.start, read.end - read.start, f"{launch.step.node}: read of")
@@ -399,8 +402,9 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         by_name = {p.operand.name: p for p in launch.placed}
         return Reads(
             tuple(
-                KeyRead(self._find(p.address)[0], p.address, p.address + p.nbytes, p.operand.ref.index, p.operand.name)
+                KeyRead(self._find(p.address)[0], p.address, p.address + p.nbytes, ref.index, name, ref.offset_bytes)
                 for p in keys
+                for name, ref in ((p.operand.name, p.operand.ref),)
             ),
             sum(p.nbytes for p in keys),
             sum(p.nbytes for p in keys if self._find(p.address)[0].host is not None),
@@ -467,3 +471,9 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
 
     def _model(self, ns: float) -> None:
         self.tally.add("modelled_ns", round(ns))
+
+
+def _host_address(source: NDArray[Any]) -> int:
+    """Where an array's bytes lie; `ctypes.data` says the same and takes ten times as long."""
+    address: int = source.__array_interface__["data"][0]
+    return address

@@ -176,8 +176,8 @@ class CudaDevice:
         self._plain.discard(address)
         self._bound.clear()
 
-    def host_range(self, key: int, source: NDArray[Any]) -> None:
-        """Pin a key's host bytes."""
+    def host_range(self, key: int, source: NDArray[Any], offset_bytes: int = 0) -> None:
+        """Pin a key's host bytes, or a piece of them."""
         if source.nbytes:
             self._ranges[source.ctypes.data, source.nbytes] = self._host.pin(source)[0]
             insort(self._starts, (source.ctypes.data, source.nbytes))

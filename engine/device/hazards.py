@@ -63,12 +63,13 @@ def _told(access: Access) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Bytes that an act reads or fills; of a read of a key, its number."""
+    """Bytes that an act reads or fills; of a read of a key, its number and from where in it."""
 
     start: int
     end: int
     key: int | None = None
     tag: Tag | None = None
+    offset_bytes: int = 0
 
 
 class Hazards:
@@ -209,7 +210,7 @@ class Hazards:
                 self._report(self._of_state(cell.state), cell.put, access, _ASKED[cell.state], at, cell)
             elif not _before(cell.put, clock):
                 self._report("read before its fill", cell.put, access, _wait(access, cell.put), at, cell)
-            elif use.key is not None and cell.tag != Tag(use.key, at - use.start):
+            elif use.key is not None and cell.tag != Tag(use.key, use.offset_bytes + at - use.start):
                 self._report("read of another's bytes", cell.put, access, "a fill of this key before it", at, cell)
             cell.uses[access.line] = access
         if len(cells) > 1:

@@ -40,6 +40,7 @@ class ScheduledDevice(Recorder):
         self.kind, self.name, self.uuid, self.driver = inner.kind, inner.name, inner.uuid, inner.driver
         self.granule_bytes, self.profile, self.tally = inner.granule_bytes, inner.profile, inner.tally
         self._points: WeakKeyDictionary[Event, _Point] = WeakKeyDictionary()
+        self._advanced = False  # since the host read last: a pass is over
         self._words: dict[int, NDArray[Any]] = {}  # controls as they will be when all that was asked for has run
 
     # -- what the host does at once
@@ -96,9 +97,9 @@ class ScheduledDevice(Recorder):
         self.inner.free(address)
         self.hazards.goes("free", address, address + nbytes, what)
 
-    def host_range(self, key: int, source: NDArray[Any]) -> None:
+    def host_range(self, key: int, source: NDArray[Any], offset_bytes: int = 0) -> None:
         """Make a key's host bytes known."""
-        self.inner.host_range(key, source)
+        self.inner.host_range(key, source, offset_bytes)
 
     def map_host(self, source: NDArray[Any]) -> int:
         """Map a key's host bytes: they are there at once, and filled."""
@@ -142,7 +143,9 @@ class ScheduledDevice(Recorder):
         found: list[bytes] = []
         self.schedule.reach(self.schedule.ask("compute", lambda: found.append(self.inner.copy_out(address, nbytes))))
         self.hazards.wait(HOST, self.hazards.mark(COMPUTE))
-        self.hazards.passed()
+        if self._advanced:
+            self._advanced = False
+            self.hazards.passed()
         return found[0]
 
     # -- what is asked for
@@ -273,9 +276,10 @@ class ScheduledDevice(Recorder):
                     reads += _windows(placed, at, 0, past if "w" in access else new)
                     fills += _windows(placed, at, past, new) if "w" in access else ()
                     continue
-                key = placed.operand.ref.index if placed.operand.ref.kind == "key" else None
+                ref = placed.operand.ref
+                key = ref.index if ref.kind == "key" else None
                 if placed.nbytes and "r" in access:
-                    reads.append(Use(at, at + placed.nbytes, key))
+                    reads.append(Use(at, at + placed.nbytes, key, offset_bytes=ref.offset_bytes))
                 if placed.nbytes and "w" in access:
                     fills.append(Use(at, at + placed.nbytes))
         return reads, fills
@@ -288,6 +292,7 @@ class ScheduledDevice(Recorder):
         """Follow the count of cached positions, which stands on the device and moves by a step of controls alone."""
         if any(p.operand.ref.kind != "control" for p in launch.placed):
             return
+        self._advanced = True
         for sequence in launch.sequences:
             arrays = {}
             for placed in launch.placed:

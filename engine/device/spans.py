@@ -46,7 +46,12 @@ class Spans:
             del self._spans[gone]
         del self._starts[first:last]
 
-    def whole(self, start: int, end: int) -> Tag | None:
-        """The tag of exactly [start, end), or None where that is not one whole span from a key's first byte on."""
-        found = self._spans.get(start)
-        return found[1] if found is not None and found[0] == end and not found[1].offset_bytes else None
+    def whole(self, start: int, end: int, offset_bytes: int = 0) -> Tag | None:
+        """The tag of [start, end) where all of it is one key's, from `offset_bytes` on; what is around it may too."""
+        at = bisect_right(self._starts, start) - 1
+        if at < 0:
+            return None
+        first = self._starts[at]
+        until, tag = self._spans[first]
+        held = Tag(tag.key, tag.offset_bytes + start - first)
+        return held if end <= until and held.offset_bytes == offset_bytes else None

@@ -18,10 +18,15 @@ def route(logits: Array, k: int, normalise: bool) -> tuple[Array, Array]:
     Softmax over all experts, taken at the chosen ones; normalised: softmax over the chosen alone.
     """
     chosen = np.lexsort((np.arange(logits.size), -logits))[:k]
+    return chosen, shares(logits, chosen, normalise)
+
+
+def shares(logits: Array, chosen: Array, normalise: bool) -> Array:
+    """The weights of a token's chosen experts."""
     picked = logits[chosen] if normalise else logits
     e = np.exp(picked - logits.max())
     weights = e / e.sum()
-    return chosen, np.asarray(weights if normalise else weights[chosen])
+    return np.asarray(weights if normalise else weights[chosen])
 
 
 def activate(x: Array, p: Params) -> Array:
@@ -50,11 +55,31 @@ def run_moe(a: Arrays, p: Params) -> None:
             chosen, weights = route(logits[t], p["k"], p["normalise"])
             if "routed" in a:
                 a["routed"][t] = chosen
-            total = np.zeros(x.shape[1], np.float32)
-            for expert, weight in zip(chosen, weights, strict=True):
-                hidden = activate(_fc(a, "fc1", int(expert), x[t], p), p)
-                total += np.float32(weight) * _fc(a, "fc2", int(expert), hidden, p)
-            y[t] = total
+            y[t] = _mixed(a, x[t], chosen, weights, p)
+
+
+def run_route(a: Arrays, p: Params) -> None:
+    """The first half of a mixture's step whose experts are keys of their own: which of them each token chose."""
+    chosen = a["routed"]
+    logits = a["router"].reshape(len(chosen), -1).astype(np.float32)
+    for t in range(len(chosen)):
+        chosen[t] = route(logits[t], p["k"], p["normalise"])[0]
+
+
+def run_experts(a: Arrays, p: Params) -> None:
+    """The second half, which finds each expert's parts under their names and its number; y is as `run_moe` has it."""
+    x = a["x"].reshape(-1, a["x"].shape[-1]).astype(np.float32)
+    logits = a["router"].reshape(x.shape[0], -1).astype(np.float32)
+    y = a["y"].reshape(x.shape)
+    with np.errstate(over="ignore"):
+        for t in range(x.shape[0]):
+            chosen = a["routed"][t]
+            y[t] = _mixed(a, x[t], chosen, shares(logits[t], chosen, p["normalise"]), p)
+
+
+def expert_operand(part: str, expert: int) -> str:
+    """Name of an expert's own part among the operands of `experts`."""
+    return f"{part}@{expert}"
 
 
 def run_gated_add(a: Arrays, _: Params) -> None:
@@ -62,22 +87,38 @@ def run_gated_add(a: Arrays, _: Params) -> None:
     a["y"][...] = a["a"].astype(np.float32) + a["b"].astype(np.float32) * a["c"].astype(np.float32)
 
 
+def _mixed(a: Arrays, x: Array, chosen: Array, weights: Array, p: Params) -> Array:
+    """One token's sum over its experts, in the order of the choice."""
+    total = np.zeros(x.shape, np.float32)
+    for expert, weight in zip(chosen, weights, strict=True):
+        hidden = activate(_fc(a, "fc1", int(expert), x, p), p)
+        total += np.float32(weight) * _fc(a, "fc2", int(expert), hidden, p)
+    return total
+
+
+def _part(a: Arrays, name: str, expert: int) -> Array | None:
+    """An expert's part, out of the bank's or on its own; None where the bank has no such part."""
+    return a[name][expert] if name in a else a.get(expert_operand(name, expert))
+
+
 def _fc(a: Arrays, name: str, expert: int, x: Array, p: Params) -> Array:
-    w = _decoded(a, name, expert, x.size, p) if p["bits"] else a[name][expert]
+    stored, bias = _part(a, name, expert), _part(a, f"{name}_bias", expert)
+    assert stored is not None, (name, expert)
+    w = _decoded(a, name, stored, expert, x.size, p) if p["bits"] else stored
     product = np.dot(w.astype(np.float32, copy=False), x)
-    return np.asarray(product + a[f"{name}_bias"][expert].astype(np.float32) if f"{name}_bias" in a else product)
+    return np.asarray(product if bias is None else product + bias.astype(np.float32))
 
 
-def _decoded(a: Arrays, name: str, expert: int, width: int, p: Params) -> Array:
+def _decoded(a: Arrays, name: str, codes: Array, expert: int, width: int, p: Params) -> Array:
     """One expert's weight, (code - zero point) * scale, [rows, width]: a block of columns, the last perhaps short."""
-    bits, codes = p["bits"], a[name][expert]
-    rows = codes.shape[0]
+    bits, rows = p["bits"], codes.shape[0]
     of = np.arange(width) // (p["block"] or width)
-    scales = a[f"{name}_scales"][expert].astype(np.float32).reshape(rows, -1)
+    stored, packed = _part(a, f"{name}_scales", expert), _part(a, f"{name}_zero_points", expert)
+    assert stored is not None, (name, expert)
+    scales = stored.astype(np.float32).reshape(rows, -1)
     points = np.full((1, scales.shape[1]), 1 << (bits - 1), np.float32)
-    if f"{name}_zero_points" in a:
-        packed = a[f"{name}_zero_points"][expert].reshape(rows, 1, -1)
-        points = unpack(packed, bits, scales.shape[1]).astype(np.float32)
+    if packed is not None:
+        points = unpack(packed.reshape(rows, 1, -1), bits, scales.shape[1]).astype(np.float32)
     wide = unpack(codes.reshape(rows, 1, -1), bits, width).astype(np.float32)
     return np.asarray((wide - points[:, of]) * scales[:, of])
 
@@ -91,4 +132,6 @@ def _tokens(refs: Refs, p: Params) -> Geometry:
 
 
 define(KernelDef("moe", run_moe, cuda=CudaForm("moe", _tokens)))
+define(KernelDef("route", run_route))
+define(KernelDef("experts", run_experts))
 define(KernelDef("gated_add", run_gated_add, cuda=elementwise("(float)A + (float)B * (float)C")))

@@ -103,14 +103,14 @@ def _rotary(b: Lowering, node: Node, head_size: int, operands: list[Operand]) ->
     cos, sin = b.value(node.input(7)), b.value(node.input(8))
     positions = b.context_length()
     if isinstance(cos, ByLength) and isinstance(sin, ByLength) and cos.threshold == sin.threshold:
-        _check_tables(cos.above, sin.above, head_size, positions)
-        _check_tables(cos.below, sin.below, head_size, min(positions, cos.threshold))
+        _check_tables(b, cos.above, sin.above, head_size, positions)
+        _check_tables(b, cos.below, sin.below, head_size, min(positions, cos.threshold))
         operands += [Operand("cos", b.constant(cos.below)), Operand("sin", b.constant(sin.below))]
         operands += [Operand("cos_long", b.constant(cos.above)), Operand("sin_long", b.constant(sin.above))]
         operands.append(Operand("ahead", Ref("control", -1, "int32", (1,), "ahead")))  # a prompt is as long as it is
         return cos.threshold
     near, far = b.weight(node, 7), b.weight(node, 8)
-    _check_tables(near, far, head_size, positions)
+    _check_tables(b, near, far, head_size, positions)
     operands += [Operand("cos", b.constant(near)), Operand("sin", b.constant(far))]
     return None
 
@@ -156,10 +156,10 @@ def _cache_scales(b: Lowering, node: Node, kv_heads: int, head_size: int) -> lis
     return made
 
 
-def _check_tables(cos: WeightValue, sin: WeightValue, head_size: int, positions: int) -> None:
+def _check_tables(b: Lowering, cos: WeightValue, sin: WeightValue, head_size: int, positions: int) -> None:
     floats = cos.weight.dtype in FLOATS and sin.weight.dtype in FLOATS
     if cos.shape != sin.shape or len(cos.shape) != 2 or cos.shape[1] * 2 > head_size or not floats:
         raise Refusal(f"rotary tables {list(cos.shape)} and {list(sin.shape)} do not fit head size {head_size}")
-    check_start(sin)
+    check_start(b, sin)
     if cos.shape[0] < positions:
         raise Refusal(f"rotary tables of {cos.shape[0]} rows end before the context's {positions} positions")

@@ -61,8 +61,11 @@ def _ids(b: Lowering, node: Node, index: int, shape: tuple[int, ...]) -> Tensor 
     return ids
 
 
-def check_start(sin: WeightValue) -> None:
+def check_start(b: Lowering, sin: WeightValue) -> None:
     """Refuse two tables in one, whose second half a provider takes by an option: the graph does not say when."""
+    if sin.weight in b.checked_tables:  # every layer reads the same one
+        return
+    b.checked_tables.add(sin.weight)
     rows = sin.weight.array().reshape(sin.shape)
     if not rows.size:
         return
@@ -79,7 +82,7 @@ def _check_rows(b: Lowering, sin: WeightValue, shift: Switched | None) -> None:
     """Refuse a table that ends before the context does, or that starts anew where nothing moves the positions."""
     context = b.context_length()
     if shift is None:
-        check_start(sin)
+        check_start(b, sin)
         first, last = 0, context
     else:
         below = min(shift.threshold, context)

@@ -6,24 +6,37 @@ from collections.abc import Sequence
 
 from engine.errors import Refused
 from engine.paging.policy import KeyView, aligned
-from engine.plan import Key, Plan
+from engine.plan import Key, Plan, Step
 
 
-def offsets(keys: Sequence[Key]) -> list[int]:
-    """Where each key starts when all are packed at aligned offsets, in bytes."""
+def offsets(keys: Sequence[Key], granule: int = 1) -> list[int]:
+    """Where each key starts when all are packed at aligned offsets, in bytes.
+
+    An expert touches no more granules than its bytes need: it is read and evicted without its neighbours, so it starts
+    a granule of its own where it would else lie across one more. Smaller ones share a granule, as many as fit whole.
+    """
     offsets, at = [], 0
     for key in keys:
+        span = key.span_bytes
+        if key.further and at // granule + -(-span // granule) <= (at + span - 1) // granule:
+            at = -(-at // granule) * granule
         offsets.append(at)
-        at += aligned(key.nbytes)
+        at += aligned(span)
     return offsets
 
 
 def pack(keys: Sequence[Key], granule: int) -> tuple[KeyView, ...]:
     """The same as policies see it: the granules that each key spans."""
     return tuple(
-        KeyView(key.index, key.nbytes, at // granule, (at + max(key.nbytes, 1) - 1) // granule)
-        for key, at in zip(keys, offsets(keys), strict=True)
+        KeyView(key.index, key.nbytes, at // granule, (at + max(span, 1) - 1) // granule, aligned(span))
+        for key, at, span in zip(keys, offsets(keys, granule), (k.span_bytes for k in keys), strict=True)
     )
+
+
+def fits(plan: Plan, budget: int | None, granule: int) -> bool:
+    """Whether all keys of a plan stand in a weight budget, in bytes, at once."""
+    views = pack(plan.keys, granule)
+    return budget is None or max((v.last for v in views), default=-1) + 1 <= budget // granule
 
 
 def refuse_small(plan: Plan, views: Sequence[KeyView], capacity: int, budget: int | None, granule: int) -> None:
@@ -36,7 +49,7 @@ def refuse_small(plan: Plan, views: Sequence[KeyView], capacity: int, budget: in
             f"weight budget {budget} bytes is below the largest key {largest.name}: {largest.nbytes} bytes",
             f"give at least {minimum_budget(plan, granule)} bytes",
         )
-    needed = _widest_step(views, [s.keys for s in plan.steps])
+    needed = _widest_step(views, plan.steps)
     if capacity < needed:
         raise Refused(
             f"weight budget {budget} bytes holds {capacity} granules of {granule} bytes, "
@@ -47,10 +60,22 @@ def refuse_small(plan: Plan, views: Sequence[KeyView], capacity: int, budget: in
 
 def minimum_budget(plan: Plan, granule: int) -> int:
     """The smallest weight budget, in bytes, that this plan runs under with any policy that copies."""
-    views = pack(plan.keys, granule)
-    return _widest_step(views, [s.keys for s in plan.steps]) * granule
+    return _widest_step(pack(plan.keys, granule), plan.steps) * granule
 
 
-def _widest_step(views: Sequence[KeyView], steps: Sequence[Sequence[int]]) -> int:
-    """Granules of the step whose keys span the most, as the arena packs them."""
-    return max((len({g for k in s for g in range(views[k].first, views[k].last + 1)}) for s in steps), default=0)
+def granules(views: Sequence[KeyView], keys: Sequence[int]) -> int:
+    """How many granules these keys span together."""
+    return len({g for k in keys for g in range(views[k].first, views[k].last + 1)})
+
+
+def _widest_step(views: Sequence[KeyView], steps: Sequence[Step]) -> int:
+    """Granules of the step whose keys span the most, as the arena packs them; of experts, any that a token chooses."""
+    return max((granules(views, step.keys) + _most_chosen(views, step) for step in steps), default=0)
+
+
+def _most_chosen(views: Sequence[KeyView], step: Step) -> int:
+    """The most granules that one token's experts may span, or a slot for them take."""
+    if step.experts is None:
+        return 0
+    spans = sorted((views[k].last - views[k].first + 1 for k in step.experts.keys), reverse=True)
+    return sum(spans[: step.experts.chosen])

@@ -11,13 +11,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import takewhile
+from types import MappingProxyType
 
 from engine.counters import Tally
 from engine.device.base import Device
 from engine.errors import EngineError, Refused
-from engine.paging.arena import minimum_budget, offsets, pack, refuse_small
+from engine.paging.arena import granules, minimum_budget, offsets, pack, refuse_small
 from engine.paging.ledger import Ledger, Pool
-from engine.paging.policy import KeyView, Policy, Room, Setting, aligned, make
+from engine.paging.policy import KeyView, Policy, Room, Setting, make
 from engine.paging.traffic import Filling, KeyTraffic
 from engine.plan import Plan, Step
 
@@ -34,6 +35,7 @@ class Pager:
         ledger: Ledger,
         pool: Pool,
         tally: Tally,
+        heat: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self._device = device
         self._plan = plan
@@ -48,13 +50,15 @@ class Pager:
         self.capacity = arena if budget_bytes is None else min(arena, budget_bytes // self._granule)
         self.fits = arena <= self.capacity
         refuse_small(plan, self._views, self.capacity, budget_bytes, self._granule)
-        self._name = policy
+        self._name, self._heat = policy, heat
+        self._banks = [s.experts for s in plan.steps if s.experts is not None]
         self._policy = self._make("lru" if self.fits else policy, self.capacity)
         self.epoch = 0
         """How often keys that were steady no longer are."""
         ledger.allow(self.capacity_bytes)
         for key in plan.keys:
-            device.host_range(key.index, key.weight.data)
+            for piece in key.pieces:
+                device.host_range(key.index, piece.weight.data, piece.offset_bytes)
         self._base = device.reserve(max(arena, 1) * self._granule)
         try:
             self._slot, self._slot_used = self._map_slot(), 0
@@ -69,7 +73,7 @@ class Pager:
         self._passing: list[KeyView] = []  # bypasses of the step in flight
         self._in_slot: dict[int, int] = {}  # key -> address, of the step in flight
         self._pinned: set[int] = set()
-        self._offsets = offsets(plan.keys)
+        self._offsets = offsets(plan.keys, self._granule)
         self.traffic = [KeyTraffic() for _ in plan.keys]
         self._arena_capacity = self.capacity - self._policy.slot_granules
         self._publish()
@@ -102,11 +106,21 @@ class Pager:
         """Whether the key is in now."""
         return key in self._resident
 
+    def place(self, key: int) -> int:
+        """Where the key stands while it is resident."""
+        return self._base + self._offsets[key]
+
+    def can_hold(self, keys: Sequence[int]) -> bool:
+        """Whether all of these can stand at once, whatever is in now."""
+        if self._slot is None:
+            return granules(self._views, keys) <= self._arena_capacity
+        passing = sum(self._views[k].slot_bytes for k in keys if k not in self._policy.steady())
+        return passing <= self._policy.slot_granules * self._granule
+
     def preload(self) -> None:
-        """Bring every key in before the first step, where all fit: a load, not a page-in."""
-        if not self.fits:
-            return
-        for view in self._views:
+        """Bring in, before the first step, every key where all fit, else experts that stay: a load, not a page-in."""
+        stays = [self._views[k] for bank in self._banks for k in bank.keys if k in self._policy.steady()]
+        for view in self._views if self.fits else stays:
             self._bring_in(view)
             self._resident[view.index] = view
             self._content += view.nbytes
@@ -120,9 +134,9 @@ class Pager:
     def join(self) -> None:
         """Nothing is under way: copies and steps are one queue."""
 
-    def touch(self, plan: Plan, step: Step) -> tuple[int, ...]:
-        """Make the keys that a step reads readable; their addresses. They stay pinned until `release`."""
-        return tuple(self._touch(key) for key in step.keys)
+    def touch(self, plan: Plan, step: Step, experts: Sequence[int] = ()) -> tuple[int, ...]:
+        """Make the keys that a step reads readable, of experts these; addresses. They stay pinned until `release`."""
+        return tuple(self._touch(key) for key in (*step.keys, *experts))
 
     def _touch(self, key: int) -> int:
         if key in self._in_slot:  # the same key twice in one step
@@ -131,7 +145,7 @@ class Pager:
         if key in self._resident:
             self._hit(key)
             self._pinned.add(key)
-            return self._base + self._offsets[key]
+            return self.place(key)
         return self._page_in(self._views[key])
 
     def resize(self, capacity_bytes: int) -> None:
@@ -225,12 +239,16 @@ class Pager:
     def _through_slot(self, view: KeyView) -> int:
         assert self._slot is not None
         address = self._slot + self._slot_used
-        self._slot_used += aligned(view.nbytes)
+        self._slot_used += view.slot_bytes
         assert self._slot_used <= self._policy.slot_granules * self._granule, "slot sized below its widest step"
-        self._device.copy_in(address, self._keys[view.index].weight.data)
+        self._fill(view.index, address)
         self._in_slot[view.index] = address
         self._count_bypass(view)
         return address
+
+    def _fill(self, key: int, address: int) -> None:
+        for piece in self._keys[key].pieces:
+            self._device.copy_in(address + piece.offset_bytes, piece.weight.data)
 
     def _count_bypass(self, view: KeyView) -> None:
         self.traffic[view.index].bypassed += 1
@@ -275,10 +293,10 @@ class Pager:
 
     def _bring_in(self, view: KeyView) -> int:
         """Map a key and fill it, or neither; its address."""
-        address = self._base + self._offsets[view.index]
+        address = self.place(view.index)
         self._map(view)
         try:
-            self._device.copy_in(address, self._keys[view.index].weight.data)
+            self._fill(view.index, address)
         except EngineError:
             self._drop(view)
             raise
@@ -307,7 +325,7 @@ class Pager:
 
     def _drop(self, view: KeyView) -> None:
         """Let go of a key: its bytes are dead, granules that nobody else holds are idle."""
-        self._device.poison(self._base + self._offsets[view.index], view.nbytes)
+        self._device.poison(self.place(view.index), self._keys[view.index].span_bytes)
         for g in range(view.first, view.last + 1):
             self._references[g] -= 1
             if self._references[g] == 0:
@@ -324,7 +342,7 @@ class Pager:
             self._slot = None
 
     def _make(self, name: str, capacity: int) -> Policy:
-        return make(name, Setting(self._views, self._steps, capacity, self._granule))
+        return make(name, Setting(self._views, self._steps, capacity, self._granule, self._banks, self._heat))
 
     def _publish(self) -> None:
         self._tally.set("resident_keys", len(self._resident))

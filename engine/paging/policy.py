@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal, Protocol
+
+from engine.plan import Experts
 
 ALIGNMENT_BYTES = 256
 """Keys start at multiples of this, in the arena and in a slot."""
@@ -15,12 +17,14 @@ Decision = Literal["retain", "bypass", "slot"]
 
 @dataclass(frozen=True, slots=True)
 class KeyView:
-    """A key as a policy sees it: its number, its bytes, and the first and last granule of the arena that it spans."""
+    """A key as a policy sees it: its number, its bytes, the first and last granule of the arena that it spans, and the
+    bytes of a slot that it takes."""
 
     index: int
     nbytes: int
     first: int
     last: int
+    slot_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +65,18 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a policy is made from: keys in touch order, the keys of each step, capacity in granules."""
+    """What a policy is made from: keys in touch order, the keys of each step, capacity in granules.
+
+    `banks` are experts that are keys of their own, with how many of them a token chooses; `heat` says how often some
+    keys were read in a run before, where one is given.
+    """
 
     keys: Sequence[KeyView]
     steps: Sequence[Sequence[int]]
     capacity: int
     granule_bytes: int
+    banks: Sequence[Experts] = ()
+    heat: Mapping[int, int] = field(default_factory=dict)
 
 
 Maker = Callable[[Setting], Policy]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 from engine.counters import Tally
@@ -76,8 +77,16 @@ class Residency(Protocol):
         """Before a recording begins and before it ends: order every copy under way before what comes."""
         ...
 
-    def touch(self, plan: Plan, step: Step) -> tuple[int, ...]:
-        """A step of a plan reads its keys: count it, and return their addresses."""
+    def place(self, key: int) -> int:
+        """Where a key that is in, and steady, stands."""
+        ...
+
+    def can_hold(self, keys: Sequence[int]) -> bool:
+        """Whether all of these can stand at once."""
+        ...
+
+    def touch(self, plan: Plan, step: Step, experts: Sequence[int] = ()) -> tuple[int, ...]:
+        """A step of a plan reads its keys, of experts these: count it, and return their addresses."""
         ...
 
     def release(self) -> None:
@@ -95,11 +104,21 @@ def least_budget(plan: Plan, policy: str, granule_bytes: int) -> int:
 
 
 def make_pager(
-    device: Device, plan: Plan, policy: str, budget_bytes: int | None, ledger: Ledger, pool: Pool, tally: Tally
+    device: Device,
+    plan: Plan,
+    policy: str,
+    budget_bytes: int | None,
+    ledger: Ledger,
+    pool: Pool,
+    tally: Tally,
+    heat: Mapping[int, int] = MappingProxyType({}),
 ) -> Residency:
-    """The pager of a policy. Raises Refused for a budget below the policy's least."""
+    """The pager of a policy; `heat` is how often keys were read in a run before.
+
+    Raises Refused for a budget below the policy's least.
+    """
     if policy == "staging":
         return StagedPager(device, plan, budget_bytes, ledger, pool, tally)
     if policy == "zero_copy":
         return ZeroCopyPager(device, plan, budget_bytes, ledger, pool, tally)
-    return Pager(device, plan, policy, budget_bytes, ledger, pool, tally)
+    return Pager(device, plan, policy, budget_bytes, ledger, pool, tally, heat)

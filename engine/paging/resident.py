@@ -6,7 +6,7 @@ A budget that changes is a new choice: the old set goes, whole, and the new one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 
 from engine.counters import Tally
@@ -138,6 +138,14 @@ class FixedPager(ABC):
     def resident(self, key: int) -> bool:
         """Whether the key is in now, and stays."""
         return self._set.loaded and key in self._set.places
+
+    def place(self, key: int) -> int:
+        """Where a key of the resident set stands."""
+        return self._set.places[key]
+
+    def can_hold(self, keys: Sequence[int]) -> bool:
+        """Whether all of these can be read at once: what does not stay needs no choice beforehand."""
+        return True
 
     def preload(self) -> None:
         """Bring the resident set in before the first step: a load, not a page-in."""

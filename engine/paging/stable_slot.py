@@ -1,13 +1,15 @@
 """Stable with a fixed slot: what does not stay lands in one mapped slot, charged to the budget, and evicts nobody.
 
-A pure cyclic scan of n equal keys then hits c of n, c being what is left of the budget beside the slot.
+A pure cyclic scan of n equal keys then hits c of n, c being what is left of the budget beside the slot. Of experts that
+are keys of their own the resident set is the hot set: those that a run before read most, where one is given.
 """
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from engine.paging.policy import Decision, KeyView, Room, Setting, aligned
+from engine.paging.policy import Decision, KeyView, Room, Setting
 
 
 class StableSlot:
@@ -36,24 +38,50 @@ def make(setting: Setting) -> StableSlot:
     """Choose slot and resident set together.
 
     The slot must hold the keys of one step that are not resident; a larger resident set leaves need for a smaller slot,
-    so keys are dropped from the end until both fit.
+    so keys are dropped from the end until both fit. Experts come after all that each pass reads, the hottest first.
     """
-    held: set[int] = set()
-    mapped = []  # granules of the first 1, 2, ... keys
-    for key in setting.keys:
-        held.update(range(key.first, key.last + 1))
-        mapped.append(len(held))
-    readers: dict[int, list[int]] = {}
-    for number, step in enumerate(setting.steps):
-        for index in set(step):
-            readers.setdefault(index, []).append(number)
-    widths, widest = [0] * len(setting.steps), 0  # of each step's keys that were dropped, at aligned offsets
-    for kept in range(len(setting.keys), 0, -1):
-        slot = -(-widest // setting.granule_bytes)
-        if mapped[kept - 1] + slot <= setting.capacity:
-            return StableSlot(frozenset(k.index for k in setting.keys[:kept]), slot)
-        dropped = setting.keys[kept - 1]
-        for number in readers.get(dropped.index, ()):
-            widths[number] += aligned(dropped.nbytes)
-            widest = max(widest, widths[number])
-    return StableSlot(frozenset(), -(-widest // setting.granule_bytes))
+    routed = {k for bank in setting.banks for k in bank.keys}
+    each_pass = [k for k in setting.keys if k.index not in routed]
+    experts = sorted((k for k in setting.keys if k.index in routed), key=lambda k: -setting.heat.get(k.index, 0))
+    kept = [*each_pass, *experts]
+    held = Counter(g for k in kept for g in range(k.first, k.last + 1))
+    slot = _Slot(setting)
+    while kept and len(held) + slot.granules > setting.capacity:
+        dropped = kept.pop()
+        slot.add(dropped)
+        for g in range(dropped.first, dropped.last + 1):
+            held[g] -= 1
+            if not held[g]:
+                del held[g]
+    return StableSlot(frozenset(k.index for k in kept), slot.granules)
+
+
+class _Slot:
+    """What the widest step needs for its keys outside the resident set, each once, at an aligned offset."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._granule = setting.granule_bytes
+        self._readers: dict[int, list[int]] = defaultdict(list)
+        for number, step in enumerate(setting.steps):
+            for key in set(step):
+                self._readers[key].append(number)
+        self._banks = {k: number for number, bank in enumerate(setting.banks) for k in bank.keys}
+        self._chosen = [bank.chosen for bank in setting.banks]
+        self._outside: Counter[int] = Counter()  # experts of each bank
+        self._width: Counter[int] = Counter()  # bytes of each step
+        self._widest = 0
+
+    @property
+    def granules(self) -> int:
+        """Whole granules of it."""
+        return -(-self._widest // self._granule)
+
+    def add(self, key: KeyView) -> None:
+        """One key more is not resident."""
+        for step in self._readers[key.index]:
+            self._width[step] += key.slot_bytes
+            self._widest = max(self._widest, self._width[step])
+        if key.index in self._banks:  # a bank's experts are of one size
+            bank = self._banks[key.index]
+            self._outside[bank] += 1
+            self._widest = max(self._widest, min(self._outside[bank], self._chosen[bank]) * key.slot_bytes)

@@ -6,7 +6,7 @@ issued between its steps and recorded into its graph like them: a captured pass 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 
@@ -56,8 +56,9 @@ class StagedPager(FixedPager):
             self._device.wait("compute", event)
         self._landing.clear()
 
-    def touch(self, plan: Plan, step: Step) -> tuple[int, ...]:
+    def touch(self, plan: Plan, step: Step, experts: Sequence[int] = ()) -> tuple[int, ...]:
         """The addresses of the keys that a step reads; each is there when the step runs, if its copies were issued."""
+        assert not experts, "its schedule is fixed before routing is known: banks are whole"
         stream = self._of(plan)
         addresses, seen = [], set[int]()
         for key in step.keys:

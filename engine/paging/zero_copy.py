@@ -7,7 +7,7 @@ least budget either: a step wider than the budget reads its keys in place like a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from engine.paging.resident import FixedPager
 from engine.paging.stream import fullest
@@ -25,8 +25,9 @@ class ZeroCopyPager(FixedPager):
     def join(self) -> None:
         """Nothing is under way."""
 
-    def touch(self, plan: Plan, step: Step) -> tuple[int, ...]:
+    def touch(self, plan: Plan, step: Step, experts: Sequence[int] = ()) -> tuple[int, ...]:
         """The addresses of the keys that a step reads. A read in place counts each time: nothing of it stays."""
+        assert not experts, "what is read in place needs no choice beforehand: banks are whole"
         addresses = []
         for key in step.keys:
             there = self._in_place.get(key)

@@ -30,6 +30,7 @@ from engine.journal import Collected
 from engine.kv import KvCache
 from engine.kv_layout import LEAST_BUCKET_TOKENS, Buckets
 from engine.onnx_load import load
+from engine.paging.experts import decide, split
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.residency import make_pager
 from engine.plan import Plan
@@ -127,9 +128,12 @@ class Bench:
         least: int = LEAST_BUCKET_TOKENS,
         limit: int | None = None,
         sequences: int = 1,
+        experts: bool = False,
     ) -> None:
         self.graph = model if isinstance(model, Graph) else load(model)
         self.plans: dict[int, Plan] = {r: lower(self.graph, r, all_logits=all_logits) for r in sorted({1, *rows})}
+        if experts:
+            self.plans = split(self.plans, decide(self.plans[1]))
         self.plan = self.plans[1]
         self.device = device if device is not None else SimDevice(granule_bytes=granule)
         self.tally = Tally()

@@ -20,7 +20,8 @@ def causes(
 ) -> dict[str, int]:
     """The causes that are not zero, by their short names."""
     left = more.pop("left", capacity)
-    whole = {"tokens": passes, "batch": 1, "fits": False, **more}
+    read = sum(key.nbytes for key in keys)
+    whole = {"tokens": passes, "batch": 1, "fits": False, "least_read_bytes": read, **more}
     found = over_floor(
         keys, Run(passes, capacity_bytes=capacity, left_bytes=left, filling=Filling(held, ring), **whole)
     )
@@ -72,7 +73,18 @@ def test_a_prompt_in_chunks_and_a_batch_are_told_by_the_tokens_that_passes_gave(
     kept, passing = Key(100, KeyTraffic(hits=10), True), Key(50, KeyTraffic(bypassed=10), False)
     assert causes(kept, passing, held=100, tokens=8) == {"prompt": 100}
     assert causes(kept, passing, held=100, tokens=40, batch=4) == {}
-    assert floor_bytes(50, Run(10, 30, 4, 100, 100, False, Filling(0, 0))) == 375
+    assert floor_bytes(Run(10, 30, 4, 100, 100, False, Filling(0, 0), 150)) == 375
+
+
+def test_experts_are_held_to_what_a_token_chooses_and_not_to_a_reading_a_pass() -> None:
+    """Four experts of 50 of which each of ten passes needs one: 150 bytes are read at the least, 50 over the link."""
+    kept = Key(100, KeyTraffic(hits=10), True)
+    chosen = [Key(50, KeyTraffic(bypassed=n), False, routed=True) for n in (7, 3, 0, 0)]
+    assert causes(kept, *chosen, held=100, least_read_bytes=150) == {}
+    twice = [*chosen[:3], Key(50, KeyTraffic(bypassed=2), False, routed=True)]
+    assert causes(kept, *twice, held=100, least_read_bytes=150) == {"routed": 100}
+    hit = [*chosen[:3], Key(50, KeyTraffic(hits=2), False, routed=True)]
+    assert causes(kept, *hit, held=100, least_read_bytes=150) == {"routed": 100, "early_hit": -100}
 
 
 def test_where_all_fits_nothing_is_charged_but_what_crossed() -> None:

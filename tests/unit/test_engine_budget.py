@@ -316,8 +316,8 @@ def test_a_dropped_copy_is_seen(tiny: Path, plan: Plan, monkeypatch: pytest.Monk
     class Dropping(SimDevice):
         """Makes no copy of one key."""
 
-        def host_range(self, key: int, source: Any) -> None:
-            super().host_range(key, source)
+        def host_range(self, key: int, source: Any, offset_bytes: int = 0) -> None:
+            super().host_range(key, source, offset_bytes)
             if key == gate:
                 self.spared = source.ctypes.data
 

@@ -52,7 +52,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_kernel_has_a_form_and_every_source_a_kernel() -> None:
     kernels.get("add")
     missing = [name for name, kernel in kernels._KERNELS.items() if kernel.cuda is None]
-    assert missing == []
+    assert missing == list(kernels.HOST_ONLY)
     used = {k.cuda.source for k in kernels._KERNELS.values() if k.cuda is not None}
     assert used == set(sources())
 

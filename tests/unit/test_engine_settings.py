@@ -17,8 +17,9 @@ from tests.unit.engine_rig import build_tiny
 GIVEN = (
     *("--batch", "2", "--weight-budget", "50%", "--vram-limit", "1000", "--policy", "lru", "--capture", "off"),
     *("--granule", "8192", "--prefill-chunk", "3", "--kv-capacity", "64", "--kv-layout", "head-major"),
-    *("--kv-min-bucket", "32", "--prefix-reuse", "on", "--capture-rules", "split_sizes"),
+    *("--kv-min-bucket", "32", "--prefix-reuse", "on", "--capture-rules", "split_sizes", "--experts", "whole"),
 )
+HOT = ("--policy", "stable_slot", "--hot-experts", "routing.json")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def read(*words: str) -> dict[str, object]:
 
 
 def test_every_name_of_the_config_has_an_option_and_nothing_else_has() -> None:
-    assert frozenset(read(*GIVEN)) == CONFIG_NAMES == {field.name for field in fields(EngineConfig)}
+    assert frozenset(read(*GIVEN, *HOT)) == CONFIG_NAMES == {field.name for field in fields(EngineConfig)}
 
 
 def test_every_value_arrives_as_the_config_wants_it_and_differs_from_the_default() -> None:
@@ -52,9 +53,12 @@ def test_every_value_arrives_as_the_config_wants_it_and_differs_from_the_default
         kv_min_bucket=32,
         prefix_reuse=True,
         capture_rules="split_sizes",
+        experts="whole",
     )
-    plain = EngineConfig()
-    assert all(getattr(check(read(*GIVEN)), name) != getattr(plain, name) for name in CONFIG_NAMES)
+    hot, plain = check(read(*HOT)), EngineConfig()
+    assert (hot.policy, hot.hot_experts) == ("stable_slot", "routing.json")
+    given = {name for name in CONFIG_NAMES if getattr(check(read(*GIVEN)), name) != getattr(plain, name)}
+    assert given == CONFIG_NAMES - {"hot_experts"}
 
 
 def test_what_is_not_given_is_left_to_the_default() -> None:

@@ -36,7 +36,8 @@ class Plain:
         if len(found) != 1 or found == {0}:
             return None
         first, last, key = self.writes[found.pop()]
-        return Tag(key) if (first, last) == (start, end) else None
+        untouched = set(self.bytes_of[first:last]) == set(self.bytes_of[start:end])
+        return Tag(key) if untouched and first == start and end <= last else None
 
 
 STRETCH = st.tuples(st.integers(0, SIZE), st.integers(0, SIZE)).map(lambda ends: (min(ends), max(ends)))
