@@ -18,7 +18,9 @@ from engine.errors import BadRequest
 from engine.onnx_load import load
 from engine.plan import Access, Operand, Plan, Ref, SeamReason, Step
 from engine.zoo import build
+from engine.zoo.geometries import build_geometry
 from tests.unit.engine_rig import build_tiny, run
+from tests.unit.test_engine_zoo_geometries import small
 
 LADDER = ("none", "split_sizes", "split_sizes+growing_symbols", "all")
 
@@ -155,11 +157,9 @@ def test_a_misspelt_rule_is_told_the_nearest() -> None:
     assert "did you mean 'split_sizes'?" in str(refused.value)
 
 
-def test_a_run_cut_by_older_rules_gives_the_same_tokens_from_more_graphs() -> None:
-    """In full, on a small hybrid: seams run between graphs, and C1 closes."""
-    folder = Path(__file__).parents[2] / "../shared/models/qwen35-int4-cuda"
-    if not folder.is_dir():
-        pytest.skip("no sample model beside this checkout")
+def test_a_run_cut_by_older_rules_gives_the_same_tokens_from_more_graphs(tmp_path: Path) -> None:
+    """In full, on a narrow hybrid of two layers: seams run between graphs, and C1 closes."""
+    folder = build_geometry("35b-a3b", small("35b-a3b"), 5, tmp_path / "narrow").folder
     outcomes = {rules: run(folder, prompt_ids=[1, 2, 3], tokens=6, config={"capture_rules": rules}) for rules in LADDER}
     assert all(o.streams == outcomes["all"].streams for o in outcomes.values())
     segments = [o.counters["segments"] for o in outcomes.values()]
