@@ -103,8 +103,7 @@ def by_expert(outcome: Outcome, name: str) -> Any:
     return np.array([row[name] for row in outcome.result["experts"]])
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("budget", ["40%", "75%"])
+@pytest.mark.parametrize(("policy", "budget"), list(zip(POLICIES, ("40%", "75%", "40%", "60%"), strict=True)))
 def test_a_pass_touches_the_experts_that_were_chosen_and_no_others(folder: Path, policy: str, budget: str) -> None:
     config = {"weight_budget": budget, "policy": policy}
     outcome = asked(folder, config=config, warmups=1, generations=2, prompt_ids=PROMPT[:1], tokens=3)
@@ -152,8 +151,7 @@ def test_both_ways_of_reading_a_bank_do_what_they_say(folder: Path) -> None:
     assert moved == needed + routed.counters["routed_bytes"] + routed.counters["expert_reread_bytes"]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("capture", [True, False])
+@pytest.mark.parametrize(("policy", "capture"), list(zip(POLICIES, (True, False, True, False), strict=True)))
 def test_the_books_without_arithmetic_are_a_full_runs(folder: Path, trace: Path, policy: str, capture: bool) -> None:
     config = {"weight_budget": "50%", "policy": policy, "capture": capture}
     full = asked(folder, config=config, generations=2)
@@ -196,8 +194,7 @@ def test_experts_that_stay_are_loaded_before_the_first_step(folder: Path) -> Non
 # -- order
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("order", ["early", "late", "random"])
+@pytest.mark.parametrize(("policy", "order"), list(zip(POLICIES, ("early", "late", "random", "late"), strict=True)))
 def test_every_order_of_work_gives_the_same_tokens_without_a_hazard(
     graph: Graph, resident: list[Trace], policy: str, order: Any
 ) -> None:
@@ -320,7 +317,9 @@ def test_the_schema_of_lines_knows_what_a_row_of_experts_is(folder: Path) -> Non
 # -- under a limit on everything
 
 
-@pytest.mark.parametrize("policy", [None, *POLICIES])
+@pytest.mark.parametrize(
+    "policy", [None, "lru", *(pytest.param(p, marks=pytest.mark.slow) for p in POLICIES if p != "lru")]
+)
 def test_experts_give_way_to_the_cache_as_it_grows(folder: Path, policy: str | None) -> None:
     """A limit alone chooses the policy that reads experts one by one; growths take room, and no token feels it."""
     config: dict[str, Any] = {"kv_min_bucket": 8} | ({} if policy is None else {"policy": policy})

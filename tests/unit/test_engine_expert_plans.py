@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +19,7 @@ from engine.counters import Tally
 from engine.device.plan_only import PlanDevice
 from engine.errors import DeviceFailure, Refused
 from engine.expert_steps import check_choices, waves
-from engine.graph import Weight
+from engine.graph import Graph, Weight
 from engine.onnx_load import load
 from engine.paging.arena import granules, minimum_budget, offsets, pack
 from engine.paging.experts import BankPlan, Cut, check, decide, split
@@ -293,35 +292,36 @@ def test_what_is_no_choice_is_a_failure_of_the_device(wrong: int, says: str) -> 
 MOST_SECONDS = 2.0
 
 
-def best_of_two(work: Callable[[], Any]) -> float:
-    """Processor seconds, so that what else runs on the machine does not count."""
-    taken = []
-    for _ in range(2):
-        start = time.process_time()
-        work()
-        taken.append(time.process_time() - start)
-    return min(taken)
-
-
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def large(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     """256 experts in each of 40 layers, hollow."""
     folder = tmp_path_factory.mktemp("large") / "m"
     build_geometry("35b-a3b", GEOMETRIES["35b-a3b"], 1234, folder, hollow=True)
     return load(folder, hollow=True)
 
 
-@pytest.mark.parametrize("policy", PER_EXPERT)
-def test_planning_256_experts_in_40_layers_takes_under_two_seconds(large: Any, policy: str) -> None:
-    """From the graph to a pager that is ready and a capture that is planned, at half of the weights."""
-
-    def planned() -> None:
-        plan = lower(large, 1)
-        made = split({1: plan}, decide(plan))[1]
-        assert len(made.keys) > 256 * 40
+def seconds(graph: Graph, policies: Sequence[str]) -> float:
+    """Processor time from the graph to a pager that is ready and a capture that is planned, at half of the weights:
+    that of the slowest policy, what comes before it included."""
+    start = time.process_time()
+    plan = lower(graph, 1)
+    made = split({1: plan}, decide(plan))[1]
+    before = time.process_time() - start
+    assert len(made.keys) > 256 * 40
+    taken = []
+    for policy in policies:
+        start = time.process_time()
         device, tally = PlanDevice(), Tally()
         ledger = Ledger(device.granule_bytes, None, tally)
         pager = make_pager(device, made, policy, made.weight_bytes // 2, ledger, Pool(device, ledger), tally)
         assert len(cut(made, pager.steady).seams) > 0
+        taken.append(time.process_time() - start)
+    return before + max(taken)
 
-    assert best_of_two(planned) < MOST_SECONDS
+
+def test_planning_256_experts_in_40_layers_takes_under_two_seconds(large: Graph) -> None:
+    """The best of three: others may work beside it."""
+    taken: list[float] = []
+    while not taken or (taken[-1] >= MOST_SECONDS and len(taken) < 3):
+        taken.append(seconds(large, PER_EXPERT))
+    assert min(taken) < MOST_SECONDS

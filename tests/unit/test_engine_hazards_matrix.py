@@ -30,6 +30,7 @@ from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
 from engine.paging.arena import minimum_budget
 from engine.plan import Plan
+from engine.routing import banks
 from engine.run import plans_for
 from tests.unit.engine_rig import build_tiny, request, smollm2
 
@@ -140,6 +141,8 @@ def asked(model: Model, case: Case, *, computes: bool = True) -> RunRequest:
         share = 0 if case.budget == "least" else int(case.budget[:-1]) * model.plans[1].weight_bytes // 100
         config["weight_budget"] = max(share, least)
     own = {"prompt_ids": PROMPT, "tokens": TOKENS, "generations": GENERATIONS, "ignore_eos": True, "config": config}
+    if not computes and banks(model.plans[1]):
+        own["routing"] = "seed:1"  # else nobody knows which experts, and banks are read whole
     wanted = parse_request(request(Path("in memory"), arithmetic="full" if computes else "none", **own))
     return wanted if case.budget != "limit" else limited(model, wanted)
 
