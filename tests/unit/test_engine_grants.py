@@ -302,6 +302,7 @@ def check_rollback(tiny: Path, device: Once, policy: str, layout: str, ids: Any)
     assert [bench.step() for _ in range(10)] == ids, (layout, device.calls)
     bench.close()
     assert bench.ledger.owned_bytes == device.mapped_bytes == bench.tally.read().get("ref_underflows", 0) == 0
+    assert not device._regions, "addresses and mapped host memory are given back too"
 
 
 def test_what_is_not_mapped_yet_is_set_aside_for_weights_all_the_same(tiny: Path) -> None:
@@ -373,3 +374,12 @@ def test_buckets_say_what_a_growth_asks_for_at_once(tiny: Path) -> None:
     wheres = [g["what"] for g in outcome.lines.of("grant")]
     buckets = [int(what.split()[-1]) for what in wheres]
     assert len(set(buckets)) == len(buckets) and set(buckets) <= {Buckets(64, 8).of(n) for n in (9, 17, 33)}
+
+
+def test_no_more_is_asked_for_than_the_cache_will_ever_need(tiny: Path) -> None:
+    """43 positions in a bucket of 64: what only a filled bucket would take stays with the weights."""
+    words = {**ASKED, "tokens": 40}
+    least = int(run(tiny, **words, config={**GROWING, "vram_limit": 1}).error["remedy"].split()[3])
+    f = run(tiny, **words, config={**GROWING, "policy": "lru", "vram_limit": least + 60_000}).facts
+    assert f["kv_capacity"] * f["kv_bytes_per_token"] > f["kv_foreseen_peak_bytes"]
+    assert 0 <= f["limit_bytes"] - f["kv_foreseen_peak_bytes"] - f["capacity_left_bytes"] < G
