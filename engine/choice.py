@@ -142,7 +142,7 @@ def _experts(request: RunRequest, banks: Sequence[BankPlan]) -> tuple[Decision, 
     whole = dict.fromkeys(bank.whole for bank in banks if bank.whole)
     source: Source = "request" if "experts" in request.given and request.config.experts == "whole" else "derived"
     reason = "; ".join(whole) or "each expert is a key of its own"
-    return (Decision("experts", f"{split_banks} of {len(banks)} banks one by one", source, reason),)
+    return (Decision("expert_banks", f"{split_banks} of {len(banks)} banks one by one", source, reason),)
 
 
 def _policy(request: RunRequest, plan: Plan, kind: str, *, streams: bool) -> tuple[str, Decision]:

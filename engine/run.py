@@ -420,7 +420,7 @@ def _hello(request: RunRequest, device: Device, choice: Choice | None) -> dict[s
         config["batch"] = {"value": len(request.prompts), "source": "derived"}
     decisions = () if choice is None else choice.decisions
     for decision in decisions:
-        if decision.name in config and decision.source == "derived":
+        if decision.name in config and decision.source == "derived" and decision.name not in request.given:
             config[decision.name] = {"value": decision.value, "source": "derived", "reason": decision.reason}
     return {
         "type": "hello",

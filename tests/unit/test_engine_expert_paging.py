@@ -331,7 +331,7 @@ def test_experts_give_way_to_the_cache_as_it_grows(folder: Path, policy: str | N
         assert outcome.streams == plain.streams and not outcome.broken_equations()
         assert outcome.facts["banks_split"] == BANKS and outcome.counters["expert_touches"] > 0
         decided = {d["name"]: d for d in outcome.lines.of("hello")[0]["decisions"]}
-        assert decided["experts"]["value"] == f"{BANKS} of {BANKS} banks one by one"
+        assert decided["expert_banks"]["value"] == f"{BANKS} of {BANKS} banks one by one"
         assert decided["policy"]["value"] == (policy or "stable_slot")
         assert decided["policy"]["source"] == ("derived" if policy is None else "request")
         assert outcome.counters["growth_grants"] > 0
