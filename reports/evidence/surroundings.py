@@ -128,7 +128,8 @@ def _peak(size: int | None) -> str:
 
 def _config(value: Any) -> str:
     if isinstance(value, Mapping) and "value" in value:
-        return redact(f"{_json(value['value'])} (from {value.get('source', 'unknown')})")
+        reason = f": {value['reason']}" if value.get("reason") else ""
+        return redact(f"{_json(value['value'])} (from {value.get('source', 'unknown')}{reason})")
     return _json(value)
 
 

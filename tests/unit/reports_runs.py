@@ -69,6 +69,7 @@ def _run(place: int, name: str, log: str) -> RunFact:
         effective_config={
             "policy": {"value": "lru", "source": "request"},
             "granule": {"value": 4096, "source": "default"},
+            "capture": {"value": True, "source": "derived", "reason": "nothing stood against it"},
         },
         device={"kind": "sim", "name": "sim-h200", "uuid": "SIM-1", "granule_bytes": 4096},
         generations=generations,

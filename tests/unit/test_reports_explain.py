@@ -47,6 +47,7 @@ def test_a_cell_leads_to_runs_samples_order_certificates_host_log_and_command() 
         "scripted",
         '"granule_bytes": 4096',
         '"lru" (from request)',
+        "true (from derived: nothing stood against it)",
         "812.0 MB",
         "engine: loaded 211 keys",
         "--prompt-ids '504 3575 282 4649 314' --tokens 24",
