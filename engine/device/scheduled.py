@@ -209,11 +209,12 @@ class ScheduledDevice(Recorder):
             self._wait(_BRANCHES[branch], self._points[event])
 
     def replay(self, graph: Recorded) -> None:
-        """Run a recording once, against what is mapped when its nodes run."""
+        """Run a recording once, against what is mapped when its nodes run.
+
+        Its copies start after the compute work before it, as they enter by a wait for a mark of the recording.
+        """
         acts = self._acts_of(graph)
         self.hazards.replay()
-        start = self._mark(COMPUTE)
-        self._wait(GRAPH, start)
         points: dict[Event, _Point] = {}
         for act in acts:
             match act:

@@ -296,6 +296,8 @@ def test_a_graph_replayed_against_freed_addresses() -> None:
     [hazard] = device.hazards.found
     assert hazard.kind == "replay against moved or freed addresses"
     assert (hazard.first.verb, hazard.second.verb, hazard.second.key) == ("free", "stage", 0)
+    ring.read()
+    assert device.hazards.found[-1].kind == "use of memory that is gone", "this is no replay any more"
 
 
 def test_a_wait_for_an_earlier_event_orders_only_what_came_before_it() -> None:

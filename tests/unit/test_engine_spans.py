@@ -84,3 +84,14 @@ def test_field_50_an_empty_span_holds_nothing_and_harms_nothing() -> None:
     spans.drop(5, 30)
     spans.drop(5, 30)
     assert spans.whole(10, 20) is None and spans.whole(10, 10) is None
+
+
+def test_pieces_that_grew_together_go_as_one() -> None:
+    spans = Spans()
+    for start, end in ((0, 4), (8, 12), (4, 8)):
+        spans.put(start, end, Tag(3, start))
+    assert spans.whole(0, 12) == Tag(3)
+    spans.drop(2, 3)
+    assert spans.whole(0, 12) is None
+    spans.put(0, 12, Tag(4))
+    assert spans.whole(0, 12) == Tag(4)
