@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import tempfile
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -51,7 +50,7 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "engine/device/": _files(
         "hazards", "branches", "spans", "sim", "order", "plan_only", "zero_copy", "hazards_decode"
     ),
-    "engine/paging/": _files("order", "zero_copy", "staging", "faults", "paging"),
+    "engine/paging/": _files("order", "zero_copy", "staging", "grants", "expert_paging", "faults", "paging"),
     "engine/kv": _files("order", "kv", "prefix", "faults"),
     "engine/": (
         *_files("order", "capture", "capture_rules", "prefix"),
@@ -70,7 +69,6 @@ class Ending:
     kind: str
     line: int
     killed_by: str
-    seconds: float
 
 
 class _Changed(MetaPathFinder, Loader):
@@ -158,7 +156,7 @@ def check(
     assert not any(name.partition(".")[0] == "engine" for name in sys.modules), "a mutant's module must be its own"
     for library in _LIBRARIES:
         importlib.import_module(library)
-    queue, running, endings = list(reversed(wanted)), dict[int, tuple[Mutant | None, float]](), dict[str, Ending]()
+    queue, running, endings = list(reversed(wanted)), dict[int, Mutant | None](), dict[str, Ending]()
     with tempfile.TemporaryDirectory() as scratch:
         while queue or running:
             while queue and len(running) < jobs:
@@ -170,13 +168,13 @@ def check(
                         _child(mutant, met, Path(scratch) / str(os.getpid()))
                     finally:
                         os._exit(0)
-                running[pid] = mutant, time.monotonic()
+                running[pid] = mutant
             pid, status = os.wait()
-            mutant, start = running.pop(pid)
+            mutant = running.pop(pid)
             told = Path(scratch) / str(pid)
             killed_by = told.read_text() if told.is_file() else _ended(status)
             name, kind, line = (mutant.name, mutant.kind, mutant.line) if mutant else ("", "", 0)
-            endings[name] = Ending(name, kind, line, killed_by, round(time.monotonic() - start, 1))
+            endings[name] = Ending(name, kind, line, killed_by)
             print(f"{name or 'as it is'}: {killed_by or 'SURVIVES'}", flush=True)
     return endings
 

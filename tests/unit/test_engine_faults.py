@@ -176,7 +176,7 @@ def check_every(kind: type[PlanDevice | SimDevice], fault: str, tiny: Loaded, na
 
 ONLY = {"event": "staging", "map host": "zero_copy"}
 """Faults of verbs that one policy alone asks for."""
-QUICK = {*product(FAULTS.keys() - {"launch"}, ("lru", "staging")), ("map host", "zero_copy")}
+QUICK = {*product(FAULTS.keys() - {"launch"}, ("lru", "staging")), ("map host", "zero_copy"), ("map", "stable_slot")}
 
 
 @pytest.mark.parametrize(

@@ -264,11 +264,13 @@ def test_a_new_sequence_starts_in_its_own_bucket() -> None:
     for layout in LAYOUTS:
         rig = Rig(layout, Buckets(64, 8))
         rig.kv.ensure([40], kept=[0])
+        mapped = rig.ledger.mapped_bytes("kv")
         assert rig.kv.ensure([5], kept=[5]) == "none" and rig.kv.capacity == 64, "a sequence never shrinks"
         rig.kv.restart()
         rig.kv.ensure([5], kept=[0])
         assert rig.kv.capacity == 8
         assert rig.tally.read()["kv_growths"] == 0
+        assert rig.tally.read()["peak_kv_committed_bytes"] == mapped, "what is not kept never stood beside what came"
 
 
 # -- runs
