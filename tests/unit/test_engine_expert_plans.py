@@ -173,7 +173,12 @@ def test_bytes_that_do_not_divide_are_read_whole(plan: Plan) -> None:
     index = next(o.ref.index for o in step.operands if o.name == "fc1_scales")
     short = replace(plan.keys[index], weight=replace_data(plan.keys[index].weight, plan.keys[index].nbytes - 1))
     keys = tuple(short if k.index == index else k for k in plan.keys)
-    assert "are no whole number for each of 8 experts" in decide(replace(plan, keys=keys))[0].whole
+    first, *others = decide(replace(plan, keys=keys))
+    assert "are no whole number for each of 8 experts" in first.whole
+    each = short.nbytes // EXPERTS
+    cuts = {**(decide(plan)[0].cuts or {}), short.name: [Cut(e, e * each, (e + 1) * each) for e in range(EXPERTS)]}
+    with pytest.raises(Refused, match=f"{short.nbytes % EXPERTS} bytes of .* are no expert's"):
+        check(replace(plan, keys=keys), [replace(first, whole="", cuts=cuts), *others])
 
 
 def replace_data(weight: Weight, nbytes: int) -> Weight:
