@@ -50,13 +50,13 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "engine/device/": _files(
         "hazards", "branches", "spans", "sim", "order", "plan_only", "zero_copy", "hazards_decode"
     ),
-    "engine/paging/experts": _files("expert_plans"),
+    "engine/paging/experts": _files("expert_plans", "expert_paging"),
     "engine/paging/": _files("order", "zero_copy", "staging", "grants", "expert_paging", "faults", "paging"),
     "engine/kv": _files("order", "kv", "prefix", "faults"),
     "engine/": (
         *_files("order", "capture", "capture_rules", "prefix"),
         f"{_UNIT}batch.py::test_numbers_of_a_stopped_sequence_end_nothing",
-        *_files("staging", "faults", "routing", "expert_paging"),
+        *_files("staging", "faults", "routing"),
     ),
 }
 """Start of a path -> the test files that a mutant there meets, in order; the first start that fits counts."""

@@ -22,7 +22,7 @@ from engine.expert_steps import check_choices, waves
 from engine.graph import Graph, Weight
 from engine.onnx_load import load
 from engine.paging.arena import granules, minimum_budget, offsets, pack
-from engine.paging.experts import BankPlan, Cut, check, decide, split
+from engine.paging.experts import BankPlan, Cut, _check_cuts, check, decide, split
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.policy import aligned
 from engine.paging.residency import make_pager
@@ -330,3 +330,11 @@ def test_planning_256_experts_in_40_layers_takes_under_two_seconds(large: Graph)
     while not taken or (taken[-1] >= MOST_SECONDS and len(taken) < 3):
         taken.append(seconds(large, PER_EXPERT))
     assert min(taken) < MOST_SECONDS
+
+
+def test_bytes_that_no_expert_has_are_refused() -> None:
+    """A third of ten bytes each leaves one: `decide` keeps such a bank whole, and a plan from elsewhere may not."""
+    cuts = [Cut(expert, 3 * expert, 3 * expert + 3) for expert in range(3)]
+    with pytest.raises(Refused, match="1 bytes of 'w' are no expert's"):
+        _check_cuts("/bank", "w", 10, 3, cuts)
+    _check_cuts("/bank", "w", 9, 3, cuts)

@@ -23,7 +23,7 @@ from engine.journal import Collected
 from engine.onnx_load import load
 from engine.plan import Plan
 from engine.run import execute, plans_for
-from tests.unit.engine_rig import build_tiny, request
+from tests.unit.engine_rig import Bench, build_tiny, request
 
 G = 4096
 PROMPTS = [[1, 17, 42, 99], [5, 3]]
@@ -107,3 +107,14 @@ def test_a_decode_is_ordered_and_says_the_same_in_every_order(tiny: Model, name:
         assert [list(ids) for ids, _ in generation] == tiny.ids[: len(wanted.prompts)]
     assert device.hazards.accesses > 1000
     assert (device.mapped_bytes, len(device.inner._live), len(device.inner._regions)) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("setting", [{}, {"policy": "stable_slot"}, {"policy": "lru", "capture": False}])
+def test_no_key_is_pinned_between_steps(tiny: Model, setting: dict[str, Any]) -> None:
+    """Warm, recorded and replayed alike: between steps a budget may change, and every key give way."""
+    budget = tiny.plans[1].weight_bytes // 2 if setting else None
+    bench = Bench(tiny.graph, rows=(len(PROMPTS[0]),), budget=budget, **setting)
+    bench.prefill(PROMPTS[0])
+    for _ in range(4):
+        assert not bench.pager._pinned and not bench.pager._in_slot
+        bench.step()

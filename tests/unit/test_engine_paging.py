@@ -81,6 +81,7 @@ class Rig:
         """Give everything back; both accounts must stand at zero."""
         self.pager.close()
         assert self.ledger.mapped_bytes("weights") == 0
+        assert self.read()["resident_keys"] == 0 and not any(self.pager.resident(k.index) for k in self.plan.keys)
         self.pool.close()
         assert self.ledger.owned_bytes == 0
         assert self.tally.read().get("ref_underflows", 0) == 0
@@ -321,4 +322,14 @@ def test_a_budget_of_all_weights_that_rounding_does_not_fit_says_so() -> None:
     assert plan.weight_bytes < rig.pager.capacity_bytes + G < 4 * G
     assert not rig.pager.fits
     rig.walk()
+    rig.close()
+
+
+def test_a_smaller_budget_that_needs_a_wider_slot_maps_it_anew() -> None:
+    """Of four granules the wide key keeps three and the slot is one; of three it streams, through a slot of three."""
+    rig = Rig(plan_of([3 * G, G, G], [[0], [1], [2]]), "stable_slot", 4 * G)
+    rig.walk()
+    rig.pager.resize(3 * G)
+    rig.walk()
+    assert rig.ledger.mapped_bytes("weights") == 3 * G == rig.device.mapped_bytes
     rig.close()

@@ -338,6 +338,21 @@ def test_a_copy_that_is_dropped_shows(tiny: Path) -> None:
         assert differs(tiny, bench), gone
 
 
+def test_what_a_slot_held_is_dead_from_its_next_turn_on(tiny: Path) -> None:
+    bench = Bench(tiny, rows=(4,), budget=load_bytes(tiny) // 2, policy="staging", capture=False)
+    bench.prefill(TINY_PROMPT)
+    poison, dead = bench.device.poison, []
+
+    def poisoned(address: int, nbytes: int) -> None:
+        dead.append((address, nbytes))
+        poison(address, nbytes)
+
+    bench.device.poison = poisoned  # type: ignore[method-assign]
+    bench.step()
+    turns = [copy.slot for copy in bench.pager.stream.copies if copy.slot_offset == 0]
+    assert dead == [(bench.pager._slot(slot), bench.pager.ring.slot_bytes) for slot in turns] and len(turns) > 2
+
+
 def test_a_copy_that_comes_too_early_shows(tiny: Path) -> None:
     """A slot that is refilled while a step has yet to read it."""
     bench = streaming(tiny)
