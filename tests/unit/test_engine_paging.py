@@ -333,3 +333,10 @@ def test_a_smaller_budget_that_needs_a_wider_slot_maps_it_anew() -> None:
     rig.walk()
     assert rig.ledger.mapped_bytes("weights") == 3 * G == rig.device.mapped_bytes
     rig.close()
+
+
+def test_a_policy_that_gives_nobody_up_is_refused_the_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(plan_of([G, G], [[0], [1]]), "lru", G)
+    monkeypatch.setattr(type(rig.pager._policy), "victims", lambda *_: iter(()))
+    with pytest.raises(Refused, match="no room for key k1: 4096 bytes needed, 0 free and nothing left to evict"):
+        rig.walk()
