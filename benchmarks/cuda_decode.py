@@ -19,20 +19,26 @@ from statistics import median
 from typing import Any
 
 from engine import PROTOCOL
-from engine.config import POLICIES, RunRequest, parse_request
+from engine.config import HOST_POLICIES, POLICIES, RunRequest, parse_request
 from engine.counters import Tally
 from engine.device.cuda import CudaDevice
 from engine.device.cuda_driver import bindings, call
 from engine.device.cuda_graph import CudaGraph
 from engine.onnx_load import load, recorded_digest
+from engine.plan import TARGETS
 from engine.run import close, execute, plans_for, set_up
 
 ARMS: dict[str, dict[str, Any]] = {
     "resident, captured": {},
+    "resident, captured, plain": {"target": "plain"},
     "resident, launched": {"capture": False},
-    **{f"half, {policy}": {"weight_budget": "50%", "policy": policy} for policy in POLICIES},
+    **{
+        f"half, {policy}": {"weight_budget": "50%", "policy": policy}
+        for policy in POLICIES
+        if policy not in HOST_POLICIES
+    },
 }
-PROMPT_IDS = (504, 3575, 282, 4649, 314)
+PROMPT_IDS = tuple(range(500, 532))
 CHAIN, REPEATS = 20, 9
 KEPT = ("graph_nodes", "eager_launches", "htod_bytes", "host_syncs", "vmm_calls", "alloc_calls_steady")
 
@@ -70,11 +76,11 @@ def arm(model: Path, tokens: int, generations: int, config: dict[str, Any]) -> d
 class Step:
     """A resident decoder past its recording, for what only events see."""
 
-    def __init__(self, model: Path) -> None:
+    def __init__(self, model: Path, target: str) -> None:
         self.driver, _ = bindings()
         graph, request = load(model), request_for(model, 64, 1, {})
         self.device = CudaDevice()
-        plans = plans_for(graph, request.prompts, 512)
+        plans = plans_for(graph, request.prompts, 512, target)
         self.plan = plans[1]
         self.setup = set_up(request, self.device, graph, plans, Tally())
         self.decoder = self.setup.decoder
@@ -132,16 +138,21 @@ def main() -> int:
     parser.add_argument("--model", type=Path, required=True, help="model folder")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--generations", type=int, default=6, help="the first is left out")
+    parser.add_argument("--arm", action="append", choices=tuple(ARMS), help="only this one; may be given again")
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()
     model = arguments.model.absolute()
     record: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "model": recorded_digest(model)}
-    step = Step(model)
-    record["step"] = step.measure()
-    close(step.setup, {})
-    record["arms"] = {n: arm(model, arguments.tokens, arguments.generations, c) for n, c in ARMS.items()}
+    record["steps"] = {}
+    for target in TARGETS:
+        step = Step(model, target)
+        record["steps"][target] = step.measure()
+        close(step.setup, {})
+    arms = {n: c for n, c in ARMS.items() if not arguments.arm or n in arguments.arm}
+    record["arms"] = {n: arm(model, arguments.tokens, arguments.generations, c) for n, c in arms.items()}
     arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(record["step"]))
+    for target, made in record["steps"].items():
+        print(target, json.dumps(made))
     for name, made in record["arms"].items():
         print(name, {k: v for k, v in made.items() if k != "ids"})
     ids = {tuple(made.get("ids", ())) for made in record["arms"].values()}

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.device.base import Fetch
 from engine.paging.policy import aligned
 from engine.plan import Plan
 from engine.routing import routed_bytes
@@ -20,6 +21,23 @@ CHOICE = struct.Struct("<f4xq")
 GAP_OFFSET, AHEAD_OFFSET, IDS_OFFSET = 8, 12, 16
 CONTROL_OFFSETS: Mapping[str, int] = {"length": 0, "gap": GAP_OFFSET, "ahead": AHEAD_OFFSET, "ids": IDS_OFFSET}
 """A control block: length (eight bytes), gap and ahead (four each), ids (eight each), chosen experts (four each)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A forward pass that was asked for: what it chose is on its way. `lengths` are its sequences' after it."""
+
+    plan: Plan
+    lengths: Mapping[int, int]
+    choice: Fetch
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """One token: its id and the gap between the two best logits."""
+
+    token: int
+    gap: float
 
 
 @dataclass(frozen=True, slots=True)

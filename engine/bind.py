@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from engine.errors import UnsupportedModel
 from engine.graph import DTYPES, Graph, Node
+from engine.kernels.sampling import ranked
 from engine.lower import Lowering, walk
 from engine.plan import KvGeometry, Operand, Plan, Ref, StateSpec
 from engine.symbols import classify, disqualified
 from engine.values import Ids, LoweredValue, Mask, Past, Positions, State, Tensor
 
 
-def lower(graph: Graph, rows: int, *, all_logits: bool = False) -> Plan:
-    """Plan of one forward pass of `rows` tokens (1 for decode); logits of the last row, or of all rows.
+def lower(graph: Graph, rows: int, *, all_logits: bool = False, target: str = "plain") -> Plan:
+    """Plan of one forward pass of `rows` tokens (1 for decode) for a target; logits of the last row, or of all rows.
 
     Raises UnsupportedModel with every reason at once, by node and op.
     """
@@ -38,10 +39,10 @@ def lower(graph: Graph, rows: int, *, all_logits: bool = False) -> Plan:
     b.info, b.kv, b.states, b.logit_chain = info, kv, states, frozenset() if all_logits else _logit_chain(graph)
     walk(b, graph.nodes, unbound=unbound)
     _check_present(b, graph, states)
-    return _finish(b, graph)
+    return _finish(b, graph, target)
 
 
-def _finish(b: Lowering, graph: Graph) -> Plan:
+def _finish(b: Lowering, graph: Graph, target: str) -> Plan:
     info = graph.info
     logits = b.peek(info.logits) if info.logits in graph.outputs else None
     if not isinstance(logits, Tensor):
@@ -59,20 +60,32 @@ def _finish(b: Lowering, graph: Graph) -> Plan:
             f"output {info.logits!r} has {logits.shape[-1]} logits for a vocabulary of {info.vocabulary}",
             "export the model with its head, or check vocab_size in genai_config.json",
         )
-    ids = Ref("control", -1, "int64", (1,), "ids")
-    gap = Ref("control", -1, "float32", (1,), "gap")
-    length = Ref("control", -1, "int64", (1,), "length")
-    tail = Node("argmax", "ArgMax", "assay", (), (), {})
-    b.emit(tail, "argmax", (Operand("logits", logits.ref), Operand("ids", ids, "w"), Operand("gap", gap, "w")), {})
-    advance = Node("advance", "Advance", "assay", (), (), {})
-    b.emit(advance, "advance", (Operand("length", length, "rw"),), {"rows": b.rows})
-    p = b.close()
+    _choice(b, logits, target)
+    p = b.close(target)
     assert b.kv is not None
     symbols = classify(graph)
     grows = disqualified(graph, symbols)
     steps = tuple(replace(s, grows=grows[s.node]) if s.node in grows else s for s in p.steps)
     parts = (steps, p.keys, p.constants, p.hosts, p.buffers, p.workspace_bytes)
     return Plan(b.rows, *parts, b.kv, b.states, logits.ref, symbols)
+
+
+def _choice(b: Lowering, logits: Tensor, target: str) -> None:
+    """The plan's end: the largest logit's id, the gap to the next, and one more cached position a row."""
+    ids = Operand("ids", Ref("control", -1, "int64", (1,), "ids"), "w")
+    gap = Operand("gap", Ref("control", -1, "float32", (1,), "gap"), "w")
+    length = Operand("length", Ref("control", -1, "int64", (1,), "length"), "rw")
+    tail, advance = (Node(op.lower(), op, "assay", (), (), {}) for op in ("ArgMax", "Advance"))
+    if target == "plain":
+        b.emit(tail, "argmax", (Operand("logits", logits.ref), ids, gap), {})
+        b.emit(advance, "advance", (length,), {"rows": b.rows})
+        return
+    parts, each = ranked(logits.shape[-1])
+    best, at = b.make("best", "float32", (parts, 2)).ref, b.make("best at", "int32", (parts,)).ref
+    b.emit(
+        tail, "rank", (Operand("logits", logits.ref), Operand("y", best, "w"), Operand("y1", at, "w")), {"each": each}
+    )
+    b.emit(advance, "choose", (Operand("a", best), Operand("b", at), ids, gap, length), {"rows": b.rows})
 
 
 def _kv_geometry(graph: Graph, unbound: dict[str, str]) -> KvGeometry | None:

@@ -16,6 +16,7 @@ from engine.capture_rules import ALL, parse_rules
 from engine.errors import BadRequest
 from engine.kv_layout import LAYOUTS, LEAST_BUCKET_TOKENS
 from engine.model_files import can_be_path
+from engine.plan import TARGETS
 
 POLICIES = ("stable", "lru", "stable_slot", "size_first", "staging", "zero_copy")
 HOST_POLICIES = frozenset({"staging", "zero_copy"})
@@ -29,7 +30,7 @@ CONFIG_NAMES = frozenset(
     {
         *("weight_budget", "vram_limit", "policy", "capture", "granule", "prefill_chunk"),
         *("kv_capacity", "kv_layout", "kv_min_bucket", "prefix_reuse", "batch", "capture_rules"),
-        *("experts", "hot_experts"),
+        *("experts", "hot_experts", "target"),
     }
 )
 """Every name that `config` of a request, and so an arm or a matrix of a sweep, may hold."""
@@ -62,6 +63,7 @@ class EngineConfig:
     `capture_rules` are those in force, by name: "all", "none", or some joined by "+" (engine/capture_rules.py).
     `experts` is how banks of experts are read that do not all fit. `hot_experts` is the file of a recorded routing:
     those that it read most are the ones that `stable_slot` keeps (None: the first ones of the first banks).
+    `target` says what the plan's steps are made for (None: what suits the device, fused on a card).
     """
 
     weight_budget: int | str | None = None
@@ -78,6 +80,7 @@ class EngineConfig:
     capture_rules: str = ALL
     experts: str = "routed"
     hot_experts: str | None = None
+    target: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +145,8 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
     if made.experts not in EXPERTS:
         raise BadRequest(f"unknown experts {made.experts!r}", f"known: {', '.join(EXPERTS)}")
     _check_hot(made)
+    if made.target is not None and made.target not in TARGETS:
+        raise BadRequest(f"unknown target {made.target!r}", f"known targets: {', '.join(TARGETS)}")
     for name in ("capture", "prefix_reuse"):
         if not isinstance(getattr(made, name), bool):
             raise BadRequest(f"{name} is {getattr(made, name)!r}", f"{name} is true or false")

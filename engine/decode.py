@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ from engine.batch import (
     CONTROL_OFFSETS,
     GAP_OFFSET,
     IDS_OFFSET,
+    Emitted,
+    Pass,
     Prompts,
     control,
     parts,
@@ -42,14 +43,6 @@ from engine.routing import ROUTED, Choices, Given, flat, routed, routed_bytes
 
 _UNSTEADY_STEPS = 2
 """One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """One token: its id and the gap between the two best logits."""
-
-    token: int
-    gap: float
 
 
 class Decoder:
@@ -84,6 +77,7 @@ class Decoder:
         self._next = [0] * kv.sequences  # the ids that stand on the device and go in next
         self._blocks = control(plans, kv.sequences)
         self._routed_offset = routed_offset(plans)
+        self._routed_bytes = {rows: routed_bytes(plan) for rows, plan in plans.items()}
         self._routing = Routing(plans[1], kv.sequences, tally)
         self._given = given
         self._spaces = workspace(plans, kv.sequences)
@@ -95,6 +89,7 @@ class Decoder:
         self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
         self._tell = tell
         self._warm = False
+        self._ahead: Pass | None = None
         self._recorded: list[Recorded | None] | None = None
         self._allocated: list[int] = []
         try:
@@ -194,15 +189,21 @@ class Decoder:
             for block, ids, ahead in zip(self._control_blocks(part.sequences), part.ids, part.ahead, strict=True):
                 self._device.copy_in(block + AHEAD_OFFSET, np.asarray([ahead], np.int32))
                 self._device.copy_in(block + IDS_OFFSET, np.asarray(ids, np.int64))
-            emitted |= self._forward(part.ids, part.sequences)
+            emitted |= self._take(self._ask(len(part.ids[0]), part.sequences), part.ids)
         return [emitted[s] for s in self._all]
 
-    def step(self) -> list[Emitted]:
+    def step(self, *, further: bool = False) -> list[Emitted]:
         """Feed each sequence the token chosen last, which stands on the device; the ones that follow.
 
-        A sequence that was stopped goes on beside the others, and nothing that it gives means anything.
+        A sequence that was stopped goes on beside the others, and nothing that it gives means anything. `further`:
+        another step comes, whatever this one gives. Once steps only replay a graph, that one is asked for before this
+        one's tokens are read, so that the device does not wait for the host.
         """
-        return list(self._forward([[token] for token in self._next], self._all).values())
+        replays = self._recorded is not None and self._pager.fits
+        asked, self._ahead = self._ahead or self._ask(1, self._all), None
+        if further and replays:
+            self._ahead = self._ask(1, self._all)
+        return list(self._take(asked, [[token] for token in self._next]).values())
 
     def stop(self, sequence: int) -> None:
         """A sequence is at its end: from here on its numbers, finite or not, are nobody's."""
@@ -210,6 +211,7 @@ class Decoder:
 
     def feed(self, tokens: Sequence[int]) -> None:
         """Put another token in place of the one that each sequence chose last."""
+        assert self._ahead is None, "that token went in already"
         for block, token in zip(self._control_blocks(self._all), tokens, strict=True):
             self._device.copy_in(block + IDS_OFFSET, np.asarray([token], np.int64))
         self._next = list(tokens)
@@ -241,12 +243,11 @@ class Decoder:
         while self._allocated:
             self._device.free(self._allocated.pop())
 
-    def _forward(self, ids: Prompts, sequences: tuple[int, ...]) -> dict[int, Emitted]:
-        """One pass over ids that stand on the device, as many for each of these sequences.
+    def _ask(self, rows: int, sequences: tuple[int, ...]) -> Pass:
+        """Ask for one pass over ids that stand on the device, as many for each of these sequences.
 
         One token for all of them is what a graph is made of.
         """
-        rows = len(ids[0])
         plan = self._plans[rows]
         self._make_room([n + rows * (s in sequences) for s, n in enumerate(self._lengths)])
         self._give(plan, sequences)
@@ -256,11 +257,15 @@ class Decoder:
             self._one_token(plan)
         else:
             self._eager(plan, plan.steps, sequences)
-        for sequence, fed in zip(sequences, ids, strict=True):
+        for sequence in sequences:
             self._lengths[sequence] += rows
-            self._cached[sequence].ids.extend(fed)
+        first, stride = sequences[0], self._blocks.stride
+        of_experts = self._routed_bytes[rows]
+        of_block = self._routed_offset - GAP_OFFSET + of_experts if of_experts else CHOICE.size
+        nbytes = (sequences[-1] - first) * stride + of_block
+        choice = self._device.fetch(self._control + first * stride + GAP_OFFSET, nbytes)
         self._account(plan, before, len(sequences), decodes=decodes)
-        return self._emitted(plan, sequences)
+        return Pass(plan, {s: self._lengths[s] for s in sequences}, choice)
 
     def _give(self, plan: Plan, sequences: tuple[int, ...]) -> None:
         """Put down what experts the pass will choose, where it is known and nothing computes it."""
@@ -300,26 +305,24 @@ class Decoder:
             self._tally_nodes()
             self._tell(f"invalidated at length {max(self._lengths)}: {why}")
 
-    def _emitted(self, plan: Plan, sequences: tuple[int, ...]) -> dict[int, Emitted]:
-        """What each sequence chose, experts too, in one copy. Raises NonFiniteLogits for one that has not stopped."""
-        first, stride = sequences[0], self._blocks.stride
-        of_experts = routed_bytes(plan)
-        experts = self._routed_offset - GAP_OFFSET
-        nbytes = (sequences[-1] - first) * stride + (experts + of_experts if of_experts else CHOICE.size)
-        raw = self._device.copy_out(self._control + first * stride + GAP_OFFSET, nbytes)
-        if of_experts:
-            starts = {s: (s - first) * stride + experts for s in sequences}
-            written = {s: np.frombuffer(raw, np.int32, of_experts // 4, start) for s, start in starts.items()}
-            asked = self._routing.count({s: (self._lengths[s] - plan.rows, w) for s, w in written.items()})
-            self._count_standing(plan, asked)
+    def _take(self, asked: Pass, fed: Prompts) -> dict[int, Emitted]:
+        """What each sequence of a pass chose, experts too. Raises NonFiniteLogits for one that has not stopped."""
+        raw = self._device.fetched(asked.choice)
+        first, stride = next(iter(asked.lengths)), self._blocks.stride
+        if of_experts := self._routed_bytes[asked.plan.rows]:
+            start = self._routed_offset - GAP_OFFSET
+            starts = {s: start + (s - first) * stride for s in asked.lengths}
+            written = {s: np.frombuffer(raw, np.int32, of_experts // 4, at) for s, at in starts.items()}
+            counted = self._routing.count({s: (n - asked.plan.rows, written[s]) for s, n in asked.lengths.items()})
+            self._count_standing(asked.plan, counted)
         emitted = {}
-        for sequence in sequences:
+        for (sequence, length), ids in zip(asked.lengths.items(), fed, strict=True):
+            self._cached[sequence].ids.extend(ids)
             gap, token = CHOICE.unpack_from(raw, (sequence - first) * stride)
             if math.isnan(gap) and sequence in self._live:
                 of = f" of sequence {sequence + 1}" if len(self._all) > 1 else ""
                 raise NonFiniteLogits(
-                    f"logits{of} at position {self._lengths[sequence] - 1} are not finite",
-                    "the run's tokens cannot be used",
+                    f"logits{of} at position {length - 1} are not finite", "the run's tokens cannot be used"
                 )
             self._next[sequence] = token
             emitted[sequence] = Emitted(token, gap)
@@ -389,10 +392,11 @@ class Decoder:
                 continue
             if self._pager.fits:  # all keys are in: they are counted while the card is at work
                 self._device.replay(graph)
+                self._pager.touch_all(plan, segment.steps)
+                continue
             for step in segment.steps:  # steady keys keep their addresses, so the baked ones hold
                 self._pager.touch(plan, step)
-            if not self._pager.fits:
-                self._device.replay(graph)
+            self._device.replay(graph)
             self._pager.release()
 
     def _eager(self, plan: Plan, steps: Sequence[Step], sequences: tuple[int, ...]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from engine.batch import Emitted
 from engine.config import RunRequest
 from engine.counters import COUNTERS, PHASES, Tally
-from engine.decode import Decoder, Emitted
+from engine.decode import Decoder
 from engine.device.base import Device
 from engine.graph import Graph
 from engine.journal import Emit
@@ -117,7 +119,8 @@ def _one(request: RunRequest, clock: Clock, progress: Progress, decoder: Decoder
 
     prefill_ns = take("prefill", prefill)
     while 1 + len(step_ns) < request.tokens and any(stream.stop_reason is None for stream in streams):
-        step_ns.append(take("decode", decoder.step))
+        further = 2 + len(step_ns) < request.tokens and not stops  # no end id can come in between
+        step_ns.append(take("decode", partial(decoder.step, further=further)))
     return {**told(streams), "counters": phases, "prefill_ns": prefill_ns, "step_ns": step_ns}
 
 

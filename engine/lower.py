@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from engine import kernels, ops, opsets
 from engine.errors import DeviceFailure, UnsupportedModel
+from engine.fuse import fuse
 from engine.graph import DTYPES, PACKED, DecoderInfo, Node, Weight
 from engine.plan import Buffer, Key, KvGeometry, Operand, Ref, SeamReason, StateSpec, Step
 from engine.values import (
@@ -298,12 +299,15 @@ class Lowering:
         )
         self._steps.append(step)
 
-    def close(self) -> Parts:
-        """What a plan is made of."""
+    def close(self, target: str = "plain") -> Parts:
+        """What a plan is made of, for a target."""
         kept = {v.ref.index for n, v in self._values.items() if n in self._keep and isinstance(v, Tensor)}
-        buffers, workspace = _place(self._buffer_bytes, self._steps, kept)
+        steps = fuse(self._steps, kept) if target == "fused" else tuple(self._steps)
+        gone = _used(self._steps) - _used(steps)  # what lay between steps that are one now
+        sizes = [(name, 0 if i in gone else nbytes) for i, (name, nbytes) in enumerate(self._buffer_bytes)]
+        buffers, workspace = _place(sizes, steps, kept)
         return Parts(
-            tuple(self._steps),
+            steps,
             tuple(self._keys.values()),
             tuple(self._constants.values()),
             tuple(self._hosts.values()),
@@ -381,7 +385,11 @@ def _refuse(reasons: list[str]) -> None:
         raise UnsupportedModel.because("the graph is not served", reasons)
 
 
-def _place(sizes: list[tuple[str, int]], steps: list[Step], kept: set[int]) -> tuple[tuple[Buffer, ...], int]:
+def _used(steps: Sequence[Step]) -> set[int]:
+    return {o.ref.index for step in steps for o in step.operands if o.ref.kind == "buffer"}
+
+
+def _place(sizes: list[tuple[str, int]], steps: Sequence[Step], kept: set[int]) -> tuple[tuple[Buffer, ...], int]:
     """First-fit offsets in one workspace: buffers share bytes when their lives, in steps, do not overlap.
 
     What no step writes is an input and lives from the start; what is `kept` lives to the end.

@@ -27,6 +27,9 @@ SeamReason = Literal[
 ]
 """Why a step cannot be recorded; order and names of the reference, onnx-genai section 2.2."""
 
+TARGETS = ("plain", "fused")
+"""plain: a step an operator, as the graph has them; fused: what one launch can do is one step."""
+
 CONTROLS: Mapping[str, tuple[str, int]] = {
     "length": ("int64", 1),
     "gap": ("float32", 1),
@@ -218,11 +221,14 @@ class Plan:
     logits: Ref
     symbols: Symbols = NO_SYMBOLS
     """Which of the graph's symbols grow, and which are pinned."""
+    touches: int = field(init=False)
+    """Touches of every forward pass: one step reading one key. Experts are touched as routed, and come on top."""
+    gather_bytes: int = field(init=False)
+    """Embedding bytes that one forward pass reads in place."""
 
-    @property
-    def touches(self) -> int:
-        """Touches of every forward pass: one step reading one key. Experts are touched as routed, and come on top."""
-        return sum(len(s.keys) for s in self.steps)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "touches", sum(len(s.keys) for s in self.steps))
+        object.__setattr__(self, "gather_bytes", sum(s.gather_bytes for s in self.steps))
 
     @property
     def touched_bytes(self) -> int:
@@ -230,13 +236,8 @@ class Plan:
         return sum(self.keys[k].nbytes for s in self.steps for k in s.keys)
 
     @property
-    def gather_bytes(self) -> int:
-        """Embedding bytes that one forward pass reads in place."""
-        return sum(s.gather_bytes for s in self.steps)
-
-    @property
     def gathers(self) -> Mapping[str, int]:
-        """The same by the table whose rows they are."""
+        """Embedding bytes that one forward pass reads in place, by the table whose rows they are."""
         found: dict[str, int] = {}
         for step in self.steps:
             for table in (o.ref.name for o in step.operands if o.ref.kind == "host" and step.gather_bytes):

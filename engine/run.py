@@ -18,7 +18,7 @@ from engine.bind import lower
 from engine.capture_rules import parse_rules
 from engine.choice import Choice, choose
 from engine.choice import foreseen as foreseen_of
-from engine.config import HOST_POLICIES, RunRequest, cards_can_be_called
+from engine.config import HOST_POLICIES, EngineConfig, RunRequest, cards_can_be_called
 from engine.counters import COUNTERS, Tally
 from engine.decode import Decoder
 from engine.device.base import Device
@@ -85,9 +85,14 @@ def _has_card(uuid: str | None) -> bool:
     return True
 
 
-def plans_for(graph: Graph, prompts: Prompts, chunk: int) -> dict[int, Plan]:
+def plans_for(graph: Graph, prompts: Prompts, chunk: int, target: str = "plain") -> dict[int, Plan]:
     """Plans by rows: the one-token step and each size of prompt chunk."""
-    return {r: lower(graph, r) for r in sorted({1} | chunk_rows(prompts, chunk))}
+    return {r: lower(graph, r, target=target) for r in sorted({1} | chunk_rows(prompts, chunk))}
+
+
+def target_for(config: EngineConfig, device: Device) -> str:
+    """The target of a run's plans: what was asked for, or what suits the device."""
+    return config.target or ("fused" if device.kind == "cuda" else "plain")
 
 
 def _fail(error: EngineError, emit: Emit, progress: Progress) -> int:
@@ -110,7 +115,8 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> N
     try:
         graph = load(request.model, hollow=request.arithmetic == "none")
         _check_prompt(request, graph)
-        plans = plans_for(graph, request.prompts, request.config.prefill_chunk)
+        target = target_for(request.config, device)
+        plans = plans_for(graph, request.prompts, request.config.prefill_chunk, target)
         _check_reuse(request, plans[1])
         choice = choose(request, graph, plans, device.kind, device.granule_bytes)
     finally:  # whatever ends the run, its lines begin with who ran
@@ -418,6 +424,8 @@ def _hello(request: RunRequest, device: Device, choice: Choice | None) -> dict[s
     }
     if "batch" not in request.given:
         config["batch"] = {"value": len(request.prompts), "source": "derived"}
+    if request.config.target is None:
+        config["target"] = {"value": target_for(request.config, device), "source": "derived"}
     decisions = () if choice is None else choice.decisions
     for decision in decisions:
         if decision.name in config and decision.source == "derived" and decision.name not in request.given:

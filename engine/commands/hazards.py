@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     graph = load(request.model, hollow=arguments.plan_only)
     for prompt in request.prompts:
         check_fed(graph.info, prompt, [0] * (request.tokens - 1))
-    plans = plans_for(graph, request.prompts, request.config.prefill_chunk)
+    plans = plans_for(graph, request.prompts, request.config.prefill_chunk, request.config.target or "plain")
     plain = decode(request, graph, plans, _inner(request), None)
     found = [_one(request, graph, plans, schedule, plain) for schedule in schedules]
     again = decode(request, graph, plans, _inner(request), None)  # the first one also warms what all share

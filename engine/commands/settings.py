@@ -9,6 +9,7 @@ from typing import Any
 from engine.capture_rules import RULES
 from engine.config import CONFIG_NAMES, EXPERTS, POLICIES
 from engine.kv_layout import LAYOUTS
+from engine.plan import TARGETS
 
 _SWITCH = {"on": True, "off": False}
 
@@ -32,6 +33,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "kv_capacity": {"type": int, "help": "positions that the KV cache may grow to"},
     "kv_layout": {"help": f"one of {', '.join(LAYOUTS)}"},
     "kv_min_bucket": {"type": int, "help": "positions of the smallest KV cache"},
+    "target": {"help": f"one of {', '.join(TARGETS)}: a step an operator, or what one launch can do"},
     "prefix_reuse": {"choices": tuple(_SWITCH), "help": "keep what a prompt shares with what is cached"},
     "experts": {"help": f"one of {', '.join(EXPERTS)}: how banks of experts that do not all fit are read"},
     "hot_experts": {"metavar": "FILE", "help": "recorded routing whose most read experts policy stable_slot keeps"},

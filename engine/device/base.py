@@ -56,6 +56,14 @@ class Event:
     handle: Any = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetch:
+    """Device bytes on their way to the host; `handle` is what the device finds them by."""
+
+    nbytes: int
+    handle: Any
+
+
 CONTROL = "control block"
 """What the memory of length, ids and gap is allocated as."""
 
@@ -126,7 +134,7 @@ class Device(Protocol):
     """Verbs of a device. All sizes are bytes, all addresses plain numbers; `tally` counts the device's own calls.
 
     Copies, fills and launches are asked for and run later, on the compute branch; `stage` on the copy branch. The host
-    waits in `copy_out` and `sync`, and where memory is taken away: `unmap` and `free` wait for all work first.
+    waits in `copy_out`, `fetched` and `sync`, and where memory is taken away: `unmap` and `free` wait for all work.
     A verb that a capture would have recorded and that fails leaves no capture open.
     """
 
@@ -219,6 +227,14 @@ class Device(Protocol):
 
     def copy_out(self, address: int, nbytes: int) -> bytes:
         """Read device bytes on the host, after all work before it."""
+        ...
+
+    def fetch(self, address: int, nbytes: int) -> Fetch:
+        """Ask for device bytes as they stand after all compute work before; two may be under way at a time."""
+        ...
+
+    def fetched(self, fetch: Fetch) -> bytes:
+        """The bytes that were asked for: the host waits for them, and not for what was asked for since."""
         ...
 
     def poison(self, address: int, nbytes: int) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.counters import Tally
-from engine.device.base import H200, Branch, Event, Granule, Launch, Placed, Profile, Recorded, Tag
+from engine.device.base import H200, Branch, Event, Fetch, Granule, Launch, Placed, Profile, Recorded, Tag
 from engine.device.recording import Act, Dead, Mark, Recorder, Staged, Wait
 from engine.device.spans import Spans
 from engine.errors import DeviceFailure
@@ -323,6 +323,17 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         region, offset = self._range(address, nbytes, "copy from")
         self.tally.add("host_syncs")
         return self._get(region, offset, nbytes)
+
+    def fetch(self, address: int, nbytes: int) -> Fetch:
+        """Read device bytes now, for `fetched`."""
+        self._check_closed("fetch")
+        region, offset = self._range(address, nbytes, "copy from")
+        return Fetch(nbytes, self._get(region, offset, nbytes))
+
+    def fetched(self, fetch: Fetch) -> bytes:
+        """What was read; counts a wait of the host."""
+        self.tally.add("host_syncs")
+        return bytes(fetch.handle)
 
     def poison(self, address: int, nbytes: int) -> None:
         """Fill dead bytes with poison, now or in each replay, so that whoever still reads them is found out."""

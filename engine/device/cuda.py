@@ -11,6 +11,7 @@ import ctypes
 import sys
 import weakref
 from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
@@ -21,20 +22,21 @@ from numpy.typing import NDArray
 
 from engine import kernels
 from engine.counters import Tally
-from engine.device.base import H200, Branch, Event, Granule, Launch, Placed, Profile, Recorded
-from engine.device.cuda_card import find_card
+from engine.device.base import H200, Branch, Event, Fetch, Granule, Launch, Placed, Profile, Recorded
+from engine.device.cuda_card import find_card, granule_property
 from engine.device.cuda_driver import call
 from engine.device.cuda_graph import CudaGraph
 from engine.device.cuda_host import HostMemory
 from engine.device.recording import Act, Mark, Recording, Staged, Wait, check_closed
 from engine.errors import BadRequest, DeviceFailure, EngineError, UnsupportedModel
-from engine.kernels.cuda import NoForm, Prepared, argument, prepare
+from engine.kernels.cuda import Geometry, NoForm, Prepared, argument, prepare
 from engine.plan import Step
 
 _CACHES = ("kv_key", "kv_value")
 _NON_BLOCKING = 1  # the stream is not ordered with the legacy one
 _UNTIMED = 2  # an event that orders and measures nothing
 _STAGING_BYTES = 64 << 10
+_LANDING_BYTES = 4 << 10
 _FAULT_BYTES = 24  # step, index, elements
 
 
@@ -43,13 +45,22 @@ class _Bound:
     """A launch as the driver takes it; `values` keeps alive what `arguments` points to."""
 
     function: Any
-    blocks: tuple[int, int, int]
-    threads: int
-    shared_bytes: int
+    after_all: Any
+    """How it is launched behind anything."""
+    after_kernel: Any
+    """How it is launched right behind a kernel: it may start before that ends, and waits for it itself."""
     arguments: Any
     values: tuple[Any, ...]
     read_ns: int
     """What the profile says that reading its keys takes."""
+
+
+@dataclass(slots=True)
+class _Landing:
+    """Pinned bytes that a fetch goes to, and the event behind it."""
+
+    view: NDArray[np.uint8]
+    arrived: Any
 
 
 class CudaDevice:
@@ -66,7 +77,7 @@ class CudaDevice:
         card.enter()
         self._streams: dict[Branch, Any] = {b: call(driver.cuStreamCreate, _NON_BLOCKING) for b in ("compute", "copy")}
         self._stream = self._streams["compute"]
-        self._property, self._access = _granule_property(driver, card.ordinal)
+        self._property, self._access = granule_property(driver, card.ordinal)
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         own = int(call(driver.cuMemGetAllocationGranularity, self._property, least))
         self.granule_bytes = granule_bytes or own
@@ -75,6 +86,9 @@ class CudaDevice:
         self._host = HostMemory(driver)
         weakref.finalize(self, self._host.release)
         _, self._staging = self._host.staging(_STAGING_BYTES)
+        self._landings = deque(
+            _Landing(self._host.staging(_LANDING_BYTES)[1], call(driver.cuEventCreate, _UNTIMED)) for _ in range(2)
+        )
         self._fault_address, self._fault = self._host.staging(_FAULT_BYTES)
         self._fault[:] = 0
         self._serials = count()
@@ -88,6 +102,7 @@ class CudaDevice:
         self._faulty: list[str] = []  # nodes of the steps that may report a fault, by number from 1
         self._in_flight: list[NDArray[Any]] = []  # pageable sources of copies since the last wait
         self._busy: set[Branch] = set()
+        self._behind_kernel = False  # whether the compute stream ends in a kernel
         self._recording: Recording | None = None
         self._node_ns: list[int] = []  # modelled, of each node of the open recording
 
@@ -201,7 +216,7 @@ class CudaDevice:
             self._in_flight.append(source)
         start = source.ctypes.data if pinned is None else pinned
         call(self._driver.cuMemcpyHtoDAsync, address, start, source.nbytes, self._stream)
-        self._busy.add("compute")
+        self._queued()
         if pinned is not None:
             self.tally.add("device_htod_bytes", source.nbytes)
             self._model(self.profile.link_ns(source.nbytes))
@@ -229,12 +244,14 @@ class CudaDevice:
         weakref.finalize(event, self._driver.cuEventDestroy, event.handle)
         self._record(Mark(event))
         self._or_abandon(self._driver.cuEventRecord, event.handle, self._streams[branch])
+        self._behind_kernel = False
         return event
 
     def wait(self, branch: Branch, event: Event) -> None:
         """What the branch's stream is asked for from here on starts after the event."""
         self._record(Wait(branch, event))
         self._or_abandon(self._driver.cuStreamWaitEvent, self._streams[branch], event.handle, 0)
+        self._behind_kernel = False
 
     def sync(self, event: Event) -> None:
         """The host waits for an event."""
@@ -247,7 +264,7 @@ class CudaDevice:
         check_closed(self._recording, "copy_within")
         if nbytes:
             call(self._driver.cuMemcpyDtoDAsync, target, source, nbytes, self._stream)
-            self._busy.add("compute")
+            self._queued()
         self.tally.add("device_dtod_bytes", nbytes)
         self._model(self.profile.memory_ns(2 * nbytes))
 
@@ -259,6 +276,26 @@ class CudaDevice:
         self._wait()
         return out[:nbytes].tobytes()
 
+    def fetch(self, address: int, nbytes: int) -> Fetch:
+        """Ask for device bytes as they stand after all work before."""
+        check_closed(self._recording, "fetch")
+        landing = self._landings.popleft()
+        if landing.view.nbytes < nbytes:
+            landing.view = self._host.staging(nbytes)[1]
+        call(self._driver.cuMemcpyDtoHAsync, landing.view.ctypes.data, address, nbytes, self._stream)
+        call(self._driver.cuEventRecord, landing.arrived, self._stream)
+        self._queued()
+        return Fetch(nbytes, landing)
+
+    def fetched(self, fetch: Fetch) -> bytes:
+        """The bytes that were asked for. Raises DeviceFailure for a fault found meanwhile."""
+        landing = fetch.handle
+        call(self._driver.cuEventSynchronize, landing.arrived)
+        self.tally.add("host_syncs")
+        self._landings.append(landing)
+        self._check_fault()
+        return bytes(landing.view[: fetch.nbytes])
+
     def poison(self, address: int, nbytes: int) -> None:
         """Nothing: what is read after its end is found by the simulator."""
 
@@ -267,7 +304,7 @@ class CudaDevice:
         check_closed(self._recording, "fill")
         if nbytes:
             call(self._driver.cuMemsetD8Async, address, byte, nbytes, self._stream)
-            self._busy.add("compute")
+            self._queued()
 
     # -- execution
 
@@ -294,12 +331,9 @@ class CudaDevice:
         bound = self._bound.get(launch)
         if bound is None:
             bound = self._bound[launch] = self._bind(launch)
-        x, y, z = bound.blocks
-        self._or_abandon(
-            self._driver.cuLaunchKernel,
-            *(bound.function, x, y, z, bound.threads, 1, 1),
-            *(bound.shared_bytes, self._stream, ctypes.addressof(bound.arguments), 0),
-        )
+        how = bound.after_kernel if self._behind_kernel else bound.after_all
+        self._or_abandon(self._driver.cuLaunchKernelEx, how, bound.function, ctypes.addressof(bound.arguments), 0)
+        self._behind_kernel = True
         if self._record(launch):
             self._node_ns.append(round(self.profile.node_ns) + bound.read_ns)
             return
@@ -315,6 +349,7 @@ class CudaDevice:
             raise DeviceFailure("a capture is open already")
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(self._driver.cuStreamBeginCapture, self._stream, mode)
+        self._behind_kernel = False
         self._recording, self._node_ns = Recording(), []
 
     def end_capture(self) -> CudaGraph:
@@ -324,6 +359,7 @@ class CudaDevice:
         try:
             acts = self._recording.close().acts
             recorded = call(self._driver.cuStreamEndCapture, self._stream)
+            self._behind_kernel = False
         except EngineError:
             self._abandon_capture()
             raise
@@ -336,7 +372,7 @@ class CudaDevice:
         if not isinstance(graph, CudaGraph) or self._recording is not None:
             raise DeviceFailure("a replay needs a recording of this device and no open capture")
         call(self._driver.cuGraphLaunch, graph.executable, self._stream)
-        self._busy.add("compute")
+        self._queued()
         self.tally.add("kernel_runs", graph.kernel_nodes)
         self.tally.add("device_htod_bytes", graph.staged_bytes)
         self._model(graph.modelled_ns)
@@ -362,13 +398,24 @@ class CudaDevice:
         key_bytes = sum(p.nbytes for p in launch.placed if p.operand.ref.kind == "key")
         return _Bound(
             self._card.load(made.variant, geometry.shared_bytes),
-            (*geometry.blocks, len(launch.sequences)),
-            geometry.threads,
-            geometry.shared_bytes,
+            self._configuration(geometry, len(launch.sequences), early=False),
+            self._configuration(geometry, len(launch.sequences), early=self._card.starts_early),
             arguments,
             tuple(values),
             self.profile.memory_ns(key_bytes),
         )
+
+    def _configuration(self, geometry: Geometry, sequences: int, *, early: bool) -> Any:
+        made = self._driver.CUlaunchConfig()
+        made.gridDimX, made.gridDimY = geometry.blocks
+        made.gridDimZ, made.blockDimX, made.blockDimY, made.blockDimZ = sequences, geometry.threads, 1, 1
+        made.sharedMemBytes, made.hStream = geometry.shared_bytes, self._stream
+        if early:
+            attribute = self._driver.CUlaunchAttribute()
+            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            made.attrs, made.numAttrs = [attribute], 1
+        return made
 
     def _abandon_capture(self) -> None:
         """Close a recording that failed: while one is open, this thread may neither allocate nor wait."""
@@ -397,6 +444,11 @@ class CudaDevice:
             self._abandon_capture()
             raise
 
+    def _queued(self) -> None:
+        """Something else than a kernel was put on the compute stream."""
+        self._busy.add("compute")
+        self._behind_kernel = False
+
     def _drain(self) -> None:
         """Wait for all work of both streams, where there is any."""
         if "copy" in self._busy:
@@ -407,11 +459,16 @@ class CudaDevice:
             self._wait()
 
     def _wait(self) -> None:
-        """Wait for all work of the compute stream, and see whether a kernel reported a fault."""
+        """Wait for all work of the compute stream. Raises DeviceFailure for a fault."""
         call(self._driver.cuStreamSynchronize, self._stream)
+        self._behind_kernel = False
         self.tally.add("host_syncs")
         self._busy.discard("compute")
         self._in_flight.clear()
+        self._check_fault()
+
+    def _check_fault(self) -> None:
+        """Whether a kernel reported an index beyond its elements."""
         step, index, extent = self._fault.view(np.int64).tolist()
         if step:
             self._fault[:] = 0
@@ -433,14 +490,3 @@ def _strides(placed: Placed) -> tuple[int, int]:
         return heads * size, size
     position, head, element = placed.placement.strides
     return position // element, head // element
-
-
-def _granule_property(driver: Any, ordinal: int) -> tuple[Any, Any]:
-    """What granules are made as, and who may use them: this card, reading and writing."""
-    made, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
-    made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    made.location.id = ordinal
-    access.location = made.location
-    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-    return made, access

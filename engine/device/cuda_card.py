@@ -35,6 +35,8 @@ class Card:
             for name in ("COMPUTE_CAPABILITY_MAJOR", "COMPUTE_CAPABILITY_MINOR")
         )
         self.code = CubinCache(cache_folder(), f"sm_{major}{minor}")
+        self.starts_early = major >= 9
+        """Whether a kernel may be started before the one in front of it ends (programmatic dependent launch)."""
         self._functions: dict[Variant, Any] = {}
         self._allowed: dict[Variant, int] = {}
 
@@ -72,6 +74,17 @@ def find_card(uuid: str | None) -> Card:
         if seen[-1] == uuid:
             return _card(ordinal)
     raise BadRequest(f"card {uuid} is not visible", f"visible: {', '.join(seen)}")
+
+
+def granule_property(driver: Any, ordinal: int) -> tuple[Any, Any]:
+    """What granules are made as, and who may use them: this card, reading and writing."""
+    made, access = driver.CUmemAllocationProp(), driver.CUmemAccessDesc()
+    made.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    made.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    made.location.id = ordinal
+    access.location = made.location
+    access.flags = driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    return made, access
 
 
 @cache

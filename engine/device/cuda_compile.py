@@ -10,7 +10,7 @@ from engine.device.cuda_driver import bindings, call
 from engine.errors import DeviceFailure
 from engine.kernels.cuda import Variant
 
-_OPTIONS = ("--std=c++17",)
+_OPTIONS = ("--std=c++17", "--fmad=false")
 
 
 def compiler_version() -> str:

@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine import kernels
-from engine.device.base import Branch, Event, Granule, Launch, Placed, Recorded
+from engine.device.base import Branch, Event, Fetch, Granule, Launch, Placed, Recorded
 from engine.device.book import BookedDevice
 from engine.device.hazards import COMPUTE, COPY, GRAPH, HOST, Hazards, Use
 from engine.device.recording import Act, Dead, Mark, Recorder, Staged, Wait
 from engine.device.schedule import Schedule, Task
 from engine.device.shadow import LINES
 from engine.errors import DeviceFailure
-from engine.graph import DTYPES
 from engine.plan import Step
 
 _BRANCHES: dict[Branch, int] = {"compute": COMPUTE, "copy": COPY}
@@ -148,7 +147,23 @@ class ScheduledDevice(Recorder):
             self.hazards.passed()
         return found[0]
 
+    def fetched(self, fetch: Fetch) -> bytes:
+        """Read on the host what was asked for, which waits for the compute work before that."""
+        (task, clock), found = fetch.handle
+        self.schedule.reach(task)
+        self.hazards.wait(HOST, clock)
+        self.hazards.passed()
+        return self.inner.fetched(found[0])
+
     # -- what is asked for
+
+    def fetch(self, address: int, nbytes: int) -> Fetch:
+        """Ask for device bytes, after all compute work before."""
+        self._check_closed("fetch")
+        self.hazards.out(address, address + nbytes)
+        found: list[Fetch] = []
+        task = self.schedule.ask("compute", lambda: found.append(self.inner.fetch(address, nbytes)))
+        return Fetch(nbytes, ((task, self.hazards.mark(COMPUTE)), found))
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes in, after all compute work before."""
@@ -290,17 +305,13 @@ class ScheduledDevice(Recorder):
         return math.prod(query.operand.ref.shape[:-1])
 
     def _advance(self, launch: Launch) -> None:
-        """Follow the count of cached positions, which stands on the device and moves by a step of controls alone."""
-        if any(p.operand.ref.kind != "control" for p in launch.placed):
-            return
-        self._advanced = True
-        for sequence in launch.sequences:
-            arrays = {}
-            for placed in launch.placed:
-                at, dtype = placed.address + sequence * placed.stride, DTYPES[placed.operand.ref.dtype]
-                word = self._words.setdefault(at, np.zeros(1, dtype))
-                arrays[placed.operand.name] = word.view(dtype)
-            kernels.get(launch.step.kernel).run(arrays, launch.step.params)
+        """Follow the count of cached positions, which stands on the device and moves by the step that writes it."""
+        for placed in launch.placed:
+            if placed.operand.name == "length" and "w" in placed.operand.access:
+                self._advanced = True
+                for sequence in launch.sequences:
+                    word = self._words.setdefault(placed.address + sequence * placed.stride, np.zeros(1, np.int64))
+                    kernels.get("advance").run({"length": word}, launch.step.params)
 
 
 def _windows(placed: Placed, address: int, first: int, end: int) -> Iterator[Use]:

@@ -29,6 +29,7 @@ _FAMILIES = (
     "matmul",
     "moe",
     "movement",
+    "nbits",
     "norm",
     "reduce",
     "rotary",

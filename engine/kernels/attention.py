@@ -119,13 +119,23 @@ def _by_head(cache: Array) -> Array:
 
 
 def _heads_and_rows(refs: Refs, p: Params) -> Geometry:
-    defines = {"HALF": refs["cos"].shape[1]} if "cos" in refs else {}
+    """How lanes share the elements of a head follows from its size; 16 warps a block while its sums fit beside them."""
+    size = p["head_size"]
+    each = max(8, -(-size // 256) * 8)
+    lanes = 1 << (-(-size // each) - 1).bit_length()
+    threads = 512 if size <= 512 else 128
+    defines: dict[str, str | int] = {"EACH": each, "LANES": lanes, "THREADS": threads}
+    if size % each == 0:
+        defines["WHOLE_WORDS"] = 1
+    if "cos" in refs:
+        defines["HALF"] = refs["cos"].shape[1]
     if p["softcap"]:
         defines["SOFTCAP"] = 1
     for name in ("k_scale", "v_scale"):
         if name in refs:
             defines[f"ONE_{name}"] = int(math.prod(refs[name].shape) == 1)
-    return Geometry((p["heads"], math.prod(refs["query"].shape[:-1])), defines=defines)
+    rows = math.prod(refs["query"].shape[:-1])
+    return Geometry((p["heads"], rows), defines=defines, threads=threads)
 
 
 define(KernelDef("gqa", run_gqa, cuda=CudaForm("attention", _heads_and_rows)))

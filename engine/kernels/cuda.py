@@ -22,6 +22,8 @@ Params = Mapping[str, Any]
 Scalar = int | float | tuple[int, ...]
 
 THREADS = 256
+_CONSTANT = ("key", "constant", "host")
+"""Kinds of operands that no kernel writes."""
 _FOLDER = Path(__file__).parent
 _SUPPORT = "support"
 C_TYPES: Mapping[str, str] = {
@@ -68,13 +70,15 @@ class CudaForm:
     """A kernel's CUDA form: the stem of its source file, and its geometry from operands and parameters.
 
     `runtime` are parameters that differ between plans of one model and so are arguments; the others are compiled in.
-    `faults`: the body may find an index beyond the elements and reports it.
+    `faults`: the body may find an index beyond the elements and reports it. `early`: the body itself waits for what the
+    kernels before it write, having read weights first; for the others the entry waits.
     """
 
     source: str
     geometry: Callable[[Refs, Params], Geometry]
     runtime: tuple[str, ...] = ()
     faults: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,7 @@ def prepare(form: CudaForm, step: Step, strides: Mapping[str, tuple[int, int]], 
             source(_SUPPORT),
             _signature(step.operands, scalars, form.faults),
             source(form.source),
-            _entry(function, step.operands, geometry.threads, sequences),
+            _entry(function, step.operands, geometry.threads, sequences, form.early),
         )
     )
     names = tuple(o.name for o in step.operands)
@@ -164,7 +168,9 @@ def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], fau
     lines, arguments = [], []
     for o in operands:
         lines += [f"typedef {C_TYPES[o.ref.dtype]} {o.name}_t;", f"#define HAS_{o.name} 1"]
-        arguments.append(f"{'const ' if o.access == 'r' else ''}{o.name}_t* __restrict__ {o.name}")
+        # What kernels write must not come from the cache for constants: this one may start before they end.
+        alone = " __restrict__" if o.ref.kind in _CONSTANT else ""
+        arguments.append(f"{'const ' if o.access == 'r' else ''}{o.name}_t*{alone} {o.name}")
     for name, value in scalars.items():
         kind = f"Numbers<{len(value)}>" if isinstance(value, tuple) else "i64" if isinstance(value, int) else "float"
         arguments.append(f"const {kind} {name}")
@@ -179,7 +185,7 @@ def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], fau
     return "\n".join(lines) + "\n"
 
 
-def _entry(function: str, operands: tuple[Operand, ...], threads: int, sequences: int) -> str:
+def _entry(function: str, operands: tuple[Operand, ...], threads: int, sequences: int, early: bool) -> str:
     """The kernel: the body, for each sequence of a batch at that sequence's own addresses."""
     given, moved = "SIGNATURE", ""
     if sequences > 1:
@@ -190,4 +196,5 @@ def _entry(function: str, operands: tuple[Operand, ...], threads: int, sequences
             for i, o in enumerate(operands)
         )
     head = f'extern "C" __global__ void __launch_bounds__({threads}) {function}({given})'
-    return f"\n{head} {{ {moved}body(PASSED); }}\n"
+    begun = "next_may_start(); " if early else "next_may_start(); inputs_ready(); "
+    return f"\n{head} {{ {begun}{moved}body(PASSED); }}\n"

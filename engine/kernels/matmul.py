@@ -46,32 +46,6 @@ def zero_points(points: Array | None, bits: int, n: int, blocks: int) -> Array:
     return unpack(points.reshape(n, 1, -1), 4, blocks).astype(np.float32)
 
 
-def decode_nbits(a: Arrays, p: Params) -> Array:
-    """(code - zero point) * scale, float32 [N, K]; MatMulNBits of onnxruntime's contrib operators."""
-    n, k, bits, block = p["N"], p["K"], p["bits"], p["block"]
-    blocks = -(-k // block)
-    scales = a["scales"].astype(np.float32)
-    points = zero_points(a.get("zero_points"), bits, n, blocks)
-    w = unpack(a["codes"], bits, k).astype(np.float32)
-    if k % block:
-        column = np.arange(k) // block
-        wide = points if points.shape[1] == 1 else points[:, column]
-        return np.asarray((w - wide) * scales[:, column])
-    shaped = w.reshape(n, blocks, block)
-    shaped -= points[..., None]
-    shaped *= scales[..., None]
-    return w
-
-
-def run_nbits(a: Arrays, _: Params) -> None:
-    """y = x @ decoded.T (+ bias), row by row."""
-    x, y, w = _rows(a["x"]), _rows(a["y"]), a["decoded"]
-    bias = a["bias"].astype(np.float32) if "bias" in a else None
-    for r in range(x.shape[0]):
-        product = np.dot(w, x[r].astype(np.float32, copy=False))
-        y[r] = product if bias is None else product + bias
-
-
 def decode_qdq(a: Arrays, p: Params) -> Array:
     """(code - zero point) * scale, float32 [K, N]: scales and zero points in blocks of `block` rows."""
     row = np.arange(p["K"]) // p["block"]
@@ -139,15 +113,6 @@ def _dense(refs: Refs, p: Params) -> Geometry:
     return Geometry((blocks(p["N"], each), math.prod(refs["x"].shape[:-1])))
 
 
-def _nbits(refs: Refs, p: Params) -> Geometry:
-    packed = "zero_points" in refs and refs["zero_points"].dtype == "uint8"
-    defines = {"POINTS_PACKED": 1} if packed else {}
-    x = refs["x"]
-    if x.dtype == "float32" and p["K"] % 8 == 0 and x.offset_bytes % 16 == 0:  # no word straddles the row's end
-        defines["X_BY_FOUR"] = 1
-    return Geometry((blocks(p["N"], _LINES), math.prod(refs["x"].shape[:-1])), defines=defines)
-
-
 def _contract(refs: Refs, p: Params) -> Geometry:
     """Both products of any two tensors: gemm says how its matrices are turned."""
     a, b = refs["a"].shape, refs["b"].shape
@@ -186,9 +151,6 @@ def _dequantize(refs: Refs, p: Params) -> Geometry:
 
 
 define(KernelDef("matmul", run_dense, ("weight",), decode_dense, CudaForm("matmul", _dense)))
-define(
-    KernelDef("matmul_nbits", run_nbits, ("codes", "scales", "zero_points"), decode_nbits, CudaForm("matmul", _nbits))
-)
 define(KernelDef("matmul_qdq", run_dense, ("codes", "scales", "zero_points"), decode_qdq, CudaForm("matmul", _dense)))
 define(KernelDef("batched_matmul", run_batched, cuda=CudaForm("contract", _contract)))
 define(KernelDef("gemm", run_gemm, cuda=CudaForm("contract", _contract)))

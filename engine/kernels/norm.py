@@ -14,13 +14,13 @@ from engine.kernels.elementwise import sigmoid, wide
 
 def run_rms_norm(a: Arrays, p: Params) -> None:
     """y = x * rsqrt(mean(x^2) + eps) * gamma over the last axis."""
-    _rms(a["x"], a["gamma"], p["eps"], a["y"])
+    rms(a["x"], a["gamma"], p["eps"], a["y"])
 
 
 def run_skip_rms_norm(a: Arrays, p: Params) -> None:
     """sum = x + skip (+ bias), rounded to its type; y = norm of the rounded sum."""
     _residual(a)
-    _rms(a["sum"], a["gamma"], p["eps"], a["y"])
+    rms(a["sum"], a["gamma"], p["eps"], a["y"])
 
 
 def run_skip_layer_norm(a: Arrays, p: Params) -> None:
@@ -41,14 +41,14 @@ def run_layer_norm(a: Arrays, p: Params) -> None:
 def run_rms_norm_axes(a: Arrays, p: Params) -> None:
     """y = x * rsqrt(mean(x^2) + eps) * gamma over the axes from `axis`."""
     shape = (p["rows"], -1)
-    _rms(a["a"].reshape(shape), a["b"].reshape(-1), p["eps"], a["y"].reshape(shape))
+    rms(a["a"].reshape(shape), a["b"].reshape(-1), p["eps"], a["y"].reshape(shape))
 
 
 def run_gated_rms_norm(a: Arrays, p: Params) -> None:
     """y = rms norm of a times gamma b, times silu of the gate c; stretches of gamma's size are normed each."""
     y = np.empty(a["a"].shape, np.float32)
     width = a["b"].size
-    _rms(a["a"].reshape(-1, width), a["b"].reshape(-1), p["eps"], y.reshape(-1, width))
+    rms(a["a"].reshape(-1, width), a["b"].reshape(-1), p["eps"], y.reshape(-1, width))
     gate = wide(a["c"])
     with np.errstate(over="ignore"):
         a["y"][...] = y * (gate * sigmoid(gate)).reshape(y.shape)
@@ -61,7 +61,8 @@ def _residual(a: Arrays) -> None:
     a["sum"][...] = total
 
 
-def _rms(x: Array, gamma: Array, eps: float, y: Array) -> None:
+def rms(x: Array, gamma: Array, eps: float, y: Array) -> None:
+    """y = x * rsqrt(mean(x^2) + eps) * gamma over the last axis, row by row."""
     g = gamma.astype(np.float32, copy=False)
     rows = x.reshape(-1, x.shape[-1]).astype(np.float32, copy=False)
     out = y.reshape(-1, y.shape[-1])

@@ -1,34 +1,65 @@
-// The choice of a token, and the step's end.
-#ifdef KERNEL_argmax
-// One block. Ties go to the lowest id; one logit that is not finite makes the gap NaN.
-BODY {
-  __shared__ float best[1024], second[1024];
-  __shared__ int at[1024], bad[1024];
-  const int t = threadIdx.x;
-  const logits_t* row = logits + start;
-  float b = -INFINITE, b2 = -INFINITE;
-  int where = width, wrong = 0;
-  for (int i = t; i < width; i += blockDim.x) {
-    const float v = (float)row[i];
-    wrong |= !finite(v);
-    if (v > b || where == width) { b2 = b; b = v; where = i; } else if (v > b2) b2 = v;
+// The choice of a token, and the step's end. Ties go to the lowest id; one logit that is not finite makes the gap NaN.
+#ifndef KERNEL_advance
+struct Best {
+  float value, second;
+  int at, wrong;
+  // A total order, so that it does not matter in which order parts are joined.
+  __device__ void join(const Best& o) {
+    const bool other = o.value > value || (o.value == value && o.at < at);
+    second = fmaxf(fmaxf(second, o.second), other ? value : o.value);
+    if (other) { value = o.value; at = o.at; }
+    wrong |= o.wrong;
   }
-  best[t] = b; second[t] = b2; at[t] = where; bad[t] = wrong;
-  __syncthreads();
-  for (int m = blockDim.x / 2; m; m >>= 1) {
-    if (t < m) {
-      const int u = t + m;
-      const bool other = best[u] > best[t] || (best[u] == best[t] && at[u] < at[t]);
-      const float loser = other ? best[t] : best[u], rest = other ? second[u] : second[t];
-      if (other) { best[t] = best[u]; at[t] = at[u]; }
-      second[t] = fmaxf(loser, rest);
-      bad[t] |= bad[u];
-    }
+  __device__ void join_warp() {
+    for (int m = 16; m; m >>= 1)
+      join({__shfl_xor_sync(0xffffffffu, value, m), __shfl_xor_sync(0xffffffffu, second, m),
+            __shfl_xor_sync(0xffffffffu, at, m), __shfl_xor_sync(0xffffffffu, wrong, m)});
+  }
+  // Of all threads of a block; the first warp gets it.
+  __device__ void join_block() {
+    __shared__ Best parts[32];
+    join_warp();
+    if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = *this;
     __syncthreads();
+    if (threadIdx.x >= 32) return;
+    *this = threadIdx.x < blockDim.x / 32 ? parts[threadIdx.x] : none();
+    join_warp();
   }
-  if (t) return;
-  ids[0] = at[0];
-  gap[0] = bad[0] ? NOT_A_NUMBER : fminf(best[0] - second[0], LARGEST);
+  static __device__ Best none() { return {-INFINITE, -INFINITE, 0x7fffffff, 0}; }
+};
+#endif
+#if defined KERNEL_argmax || defined KERNEL_rank
+BODY {
+#ifdef KERNEL_argmax
+  const int first = 0, end = (int)width;
+#else
+  const int first = blockIdx.x * P_each, end = first + P_each < width ? first + P_each : (int)width;
+#endif
+  Best best = Best::none();
+  for (int i = first + threadIdx.x; i < end; i += blockDim.x) {
+    const float v = (float)logits[start + i];
+    best.join({v, -INFINITE, i, !finite(v)});
+  }
+  best.join_block();
+  if (threadIdx.x) return;
+#ifdef KERNEL_argmax
+  ids[0] = best.at < end ? best.at : 0;
+  gap[0] = best.wrong ? NOT_A_NUMBER : fminf(best.value - best.second, LARGEST);
+#else
+  y[2 * blockIdx.x] = best.value;
+  y[2 * blockIdx.x + 1] = best.wrong ? NOT_A_NUMBER : best.second;
+  y1[blockIdx.x] = best.at < end ? best.at : first;
+#endif
+}
+#elif defined KERNEL_choose
+BODY {
+  Best best = Best::none();
+  for (int i = threadIdx.x; i < parts; i += blockDim.x) best.join({a[2 * i], a[2 * i + 1], b[i], is_nan(a[2 * i + 1])});
+  best.join_block();
+  if (threadIdx.x) return;
+  ids[0] = best.at < 0x7fffffff ? best.at : b[0];
+  gap[0] = best.wrong ? NOT_A_NUMBER : fminf(best.value - best.second, LARGEST);
+  *length += P_rows;
 }
 #else
 BODY {

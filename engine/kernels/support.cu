@@ -7,6 +7,19 @@ typedef unsigned int u32;
 #define INFINITE __int_as_float(0x7f800000)
 #define LARGEST 3.402823466e38f
 
+// A kernel may be started while the one before it still runs; what that one and those before it wrote is there when
+// `inputs_ready` returns. Every thread of every kernel calls it before it reads or writes what others do.
+__device__ void next_may_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ void inputs_ready() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 struct half_t {
   unsigned short bits;
   __device__ operator float() const { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(bits)); return f; }

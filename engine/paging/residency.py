@@ -89,6 +89,10 @@ class Residency(Protocol):
         """A step of a plan reads its keys, of experts these: count it, and return their addresses."""
         ...
 
+    def touch_all(self, plan: Plan, steps: Sequence[Step]) -> None:
+        """Steps of a plan read their keys, which all fit: count them."""
+        ...
+
     def release(self) -> None:
         """The step is over."""
         ...

@@ -16,7 +16,7 @@ from engine.paging.arena import offsets, pack
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.policy import aligned
 from engine.paging.traffic import Filling, KeyTraffic
-from engine.plan import Plan
+from engine.plan import Plan, Step
 
 
 class ResidentSet:
@@ -182,6 +182,12 @@ class FixedPager(ABC):
         except EngineError:
             self._let_go()
             raise
+
+    def touch_all(self, plan: Plan, steps: Sequence[Step]) -> None:
+        """Count the touches of steps whose keys all stay in."""
+        for step in steps:
+            for key in step.keys:
+                self._hit(key)
 
     def _hit(self, key: int) -> None:
         self.traffic[key].hits += 1

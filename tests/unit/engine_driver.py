@@ -71,12 +71,14 @@ class Driver:
     """The calls, each answering with a code and what it gives."""
 
     CUmemAllocationType = CUmemLocationType = CUmemAccess_flags = CUmemAllocationGranularity_flags = _Names()
-    CUstreamCaptureMode = _Names()
+    CUstreamCaptureMode = CUlaunchAttributeID = _Names()
 
     def __init__(self) -> None:
         self.numbers = count(1)
         self.streams: dict[int, deque[Op]] = {}
         self.events: dict[int, Point] = {}
+        self.last: dict[int, str] = {}
+        """What each stream was asked for last, or recorded."""
         self.launched: Counter[str] = Counter()
         self.reserved: dict[int, int] = {}
         self.granules: dict[int, bytearray] = {}
@@ -205,6 +207,7 @@ class Driver:
             self.cuStreamSynchronize(stream)
 
     def _ask(self, stream: int, kind: str, op: Op) -> tuple[Any, ...]:
+        self.last[stream] = kind
         if self.capture is not None and stream in self.capture.streams:
             self.capture.nodes.append((stream, kind, op))
         else:
@@ -273,15 +276,23 @@ class Driver:
 
         return self._ask(stream, "memset", fill)
 
-    def cuLaunchKernel(self, function: str, *arguments: Any) -> tuple[Any, ...]:
-        stream = arguments[7]
-        return self._ask(stream, "kernel", lambda: self.launched.update([function]))
+    def CUlaunchConfig(self) -> Any:
+        return SimpleNamespace(attrs=[])
+
+    def CUlaunchAttribute(self) -> Any:
+        return SimpleNamespace(value=SimpleNamespace())
+
+    def cuLaunchKernelEx(self, how: Any, function: str, *_: Any) -> tuple[Any, ...]:
+        if how.attrs and self.last.get(how.hStream) != "kernel":
+            self.faults.append(f"{function} may start early behind {self.last.get(how.hStream)}")
+        return self._ask(how.hStream, "kernel", lambda: self.launched.update([function]))
 
     # -- graphs
 
     def cuStreamBeginCapture(self, stream: int, _: Any) -> tuple[Any, ...]:
         if self.capture is not None:
             return (CAPTURED,)
+        self.last.clear()
         self.capture = Capture(stream, {stream})
         return (OK,)
 
@@ -338,6 +349,7 @@ class Card:
     """A card over such a driver, whose kernels are their names."""
 
     ordinal, name, uuid, version = 0, "double", "GPU-0", "CUDA 0"
+    starts_early = True
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver

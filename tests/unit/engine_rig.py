@@ -17,11 +17,12 @@ import platformdirs
 import pytest
 from numpy.typing import NDArray
 
+from engine.batch import Emitted
 from engine.bind import lower
 from engine.capture_rules import parse_rules
 from engine.config import POLICIES, parse_request
 from engine.counters import Tally
-from engine.decode import Decoder, Emitted
+from engine.decode import Decoder
 from engine.device.base import Device
 from engine.device.sim import SimDevice
 from engine.errors import ModelFilesError
@@ -108,6 +109,10 @@ def over_the_link(counters: Mapping[str, int | float]) -> int:
     return int(counters.get("page_ins", 0) + counters.get("zero_copy_reads", 0))
 
 
+TARGET = "plain"
+"""What benches plan for unless they say."""
+
+
 class Bench:
     """The parts of one run, for tests that look inside: logits, addresses, bytes on the device."""
 
@@ -129,9 +134,11 @@ class Bench:
         limit: int | None = None,
         sequences: int = 1,
         experts: bool = False,
+        target: str | None = None,
     ) -> None:
         self.graph = model if isinstance(model, Graph) else load(model)
-        self.plans: dict[int, Plan] = {r: lower(self.graph, r, all_logits=all_logits) for r in sorted({1, *rows})}
+        made = {r: lower(self.graph, r, all_logits=all_logits, target=target or TARGET) for r in sorted({1, *rows})}
+        self.plans: dict[int, Plan] = made
         if experts:
             self.plans = split(self.plans, decide(self.plans[1]))
         self.plan = self.plans[1]

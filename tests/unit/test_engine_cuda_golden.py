@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.plan import TARGETS
 from tests.unit import engine_rig
 from tests.unit import test_engine_golden as golden
 from tests.unit.test_engine_golden import EXPERTS, FORMS, OWN, samples
@@ -16,15 +17,16 @@ __all__ = ["samples"]
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture(autouse=True)
-def on_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Benches stand on the card, with its own granule."""
+@pytest.fixture(autouse=True, params=TARGETS)
+def on_card(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benches stand on the card, with its own granule, and plan for each target."""
     from engine.device.cuda import CudaDevice
 
     def device(granule_bytes: int | None = None) -> Any:
         return CudaDevice()
 
     monkeypatch.setattr(engine_rig, "SimDevice", device)
+    monkeypatch.setattr(engine_rig, "TARGET", request.param)
 
 
 @pytest.mark.parametrize("form", FORMS)

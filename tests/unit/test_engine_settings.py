@@ -18,6 +18,7 @@ GIVEN = (
     *("--batch", "2", "--weight-budget", "50%", "--vram-limit", "1000", "--policy", "lru", "--capture", "off"),
     *("--granule", "8192", "--prefill-chunk", "3", "--kv-capacity", "64", "--kv-layout", "head-major"),
     *("--kv-min-bucket", "32", "--prefix-reuse", "on", "--capture-rules", "split_sizes", "--experts", "whole"),
+    *("--target", "fused"),
 )
 HOT = ("--policy", "stable_slot", "--hot-experts", "routing.json")
 
@@ -54,6 +55,7 @@ def test_every_value_arrives_as_the_config_wants_it_and_differs_from_the_default
         prefix_reuse=True,
         capture_rules="split_sizes",
         experts="whole",
+        target="fused",
     )
     hot, plain = check(read(*HOT)), EngineConfig()
     assert (hot.policy, hot.hot_experts) == ("stable_slot", "routing.json")

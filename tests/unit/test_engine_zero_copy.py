@@ -185,7 +185,7 @@ def test_a_mapping_taken_away_under_a_reader_is_found(tiny: Path) -> None:
     device = scheduled("late", kind=Undrained)
     bench = Bench(tiny, device=device, rows=(4,), budget=1, policy="zero_copy")
     bench.prefill(TINY_PROMPT)
-    bench.decoder._forward([[5]], (0,))
+    bench.step()
     device.launch(next(launch for launch in bench.decoder._launches.values() if launch.step.keys))
     bench.pager.close()
     assert "memory taken away under use" in kinds(device)

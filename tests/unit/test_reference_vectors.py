@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engine.equations import Sums, evaluate
-from engine.kernels.matmul import decode_nbits
+from engine.kernels.nbits import decode_nbits
 from engine.kv_layout import growth_copies
 from engine.plan import KvGeometry
 from jobs.identity import broken_locks, streams_of

@@ -1,0 +1,391 @@
+// Rows of x (the grid's second dimension) times weights of 4- or 8-bit codes, each in an order that K alone decides.
+#define BLOCKS ((P_K + P_block - 1) / P_block)
+
+#if !defined HAS_zero_points
+typedef unsigned char points_t;
+#else
+typedef zero_points_t points_t;
+#endif
+#ifdef POINTS_PACKED
+#define POINTS_A_ROW ((BLOCKS * P_bits + 7) / 8)
+#else
+#define POINTS_A_ROW BLOCKS
+#endif
+__device__ float zero_point(const points_t* row, int b) {
+#if !defined HAS_zero_points
+  return (float)(1 << (P_bits - 1));
+#elif defined POINTS_PACKED
+  return (float)code(row, b, P_bits);
+#else
+  return (float)row[b];
+#endif
+}
+
+#ifdef TILES
+// Tensor cores, 16 outputs by 128 columns a turn. A unit is 32 codes of a row, 16 bytes; lane 4g + t holds unit t of rows
+// g and g + 8. Masked codes are fp16 subnormals as they stand, and those of odd places 16 times as large. An element of x,
+// scaled by a power of two that its unit shares, is the sum of two fp16 numbers, 22 bits; columns 2t and 2t + 1 of the
+// other factor hold both parts for unit t and zeros for the other units, so that sums of a unit come out apart, in float32,
+// and are scaled there.
+#define UNITS (BLOCKS * (P_block / 32))
+#define TURNS ((P_K + 127) / 128)  // codes beyond K meet zeros
+#define EVEN 0x000f000fu
+#define ODD 0x00f000f0u
+#define SPLIT 2048.0f         // between both parts of x
+#define SUBNORMAL 5.9604644775390625e-8f  // what a code of 1 is
+
+__device__ void multiply(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+__device__ uint4 streamed(const unsigned char* at) {
+  uint4 v;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(at));
+  return v;
+}
+__device__ u32 halves(float low, float high) {
+  u32 made;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(made) : "f"(high), "f"(low));
+  return made;
+}
+__device__ float half_of(u32 pair, int which) {
+  half_t h;
+  h.bits = (unsigned short)(which ? pair >> 16 : pair);
+  return (float)h;
+}
+template <class T> __device__ T unit_max(T v) {
+  for (int m = 1; m < 8; m <<= 1) { T o = __shfl_xor_sync(0xffffffffu, v, m); v = o > v ? o : v; }
+  return v;
+}
+
+// x as the tensor cores take it, of one turn.
+struct Fragment {
+  uint4 words[4];     // of lanes that stand for a unit; zeros elsewhere
+  float factor, sum;  // of the lane's unit: what scales it back, and the sum of its scaled elements
+};
+// The same as it lies in shared memory, where a warp puts it for itself.
+struct Room {
+  uint4 words[4][8];
+  float2 units[4];
+  // Lane L brings elements 4L to 4L + 3.
+  __device__ void put(float4 v) {
+    const int lane = threadIdx.x % 32, odd = lane & 1, unit = lane / 8;
+    u32 top = max(max(__float_as_uint(v.x) & 0x7fffffffu, __float_as_uint(v.y) & 0x7fffffffu),
+                  max(__float_as_uint(v.z) & 0x7fffffffu, __float_as_uint(v.w) & 0x7fffffffu));
+    float part = (v.x + v.y) + (v.z + v.w);
+    for (int m = 1; m < 8; m <<= 1) {
+      top = max(top, __shfl_xor_sync(0xffffffffu, top, m));
+      part += __shfl_xor_sync(0xffffffffu, part, m);
+    }
+    top >>= 23;
+    const u32 e = top == 255 ? 141 : top < 15 ? 15 : top;  // what is not finite is left to show; at least 2^-112
+    const float up = __uint_as_float((268 - e) << 23);     // the largest element gets 2^14 to 2^15
+    if (lane % 8 == 0) units[unit] = make_float2(__uint_as_float((e - 14) << 23), part * up * SUBNORMAL);
+    v.x *= up; v.y *= up; v.z *= up; v.w *= up;
+    const u32 h0 = halves(v.x, v.y), h1 = halves(v.z, v.w);
+    const u32 l0 = halves((v.x - half_of(h0, 0)) * SPLIT, (v.y - half_of(h0, 1)) * SPLIT);
+    const u32 l1 = halves((v.z - half_of(h1, 0)) * SPLIT, (v.w - half_of(h1, 1)) * SPLIT);
+    uint2* at = (uint2*)&words[lane / 2 % 4][2 * unit] + odd;
+    at[0] = paired(h0, h1, odd);
+    at[2] = paired(l0, l1, odd);
+  }
+  __device__ void get(Fragment& x) const {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) x.words[j] = g / 2 == t ? words[j][g] : make_uint4(0, 0, 0, 0);
+    x.factor = units[t].x;
+    x.sum = units[t].y;
+  }
+  // Of eight elements in two lanes, the even lane makes pairs 0 4 and 2 6, the odd one 1 5 and 3 7.
+  static __device__ uint2 paired(u32 low, u32 high, int odd) {
+    const u32 got = __shfl_xor_sync(0xffffffffu, __byte_perm(low, high, odd ? 0x5410 : 0x7632), 1);
+    return odd ? make_uint2(__byte_perm(got, low, 0x7610), __byte_perm(got, high, 0x7632))
+               : make_uint2(__byte_perm(low, got, 0x5410), __byte_perm(high, got, 0x7610));
+  }
+};
+
+// A group is the rows that a block takes at a time, tile by tile; a gated pair has eight of each in a tile. The last group
+// of a weight ends with its last row, and what it makes twice is twice the same.
+#ifndef P_gated
+#define P_gated 0
+#endif
+#define TILE_ROWS (P_gated ? 8 : 16)
+#define GROUP_ROWS (TILE_ROWS * TILES)
+#define GROUPS_OF(rows) (((rows) + GROUP_ROWS - 1) / GROUP_ROWS)
+#if P_gated || !defined P_N2
+#define GROUPS GROUPS_OF(P_N)
+#elif !defined P_N3
+#define GROUPS (GROUPS_OF(P_N) + GROUPS_OF(P_N2))
+#else
+#define GROUPS (GROUPS_OF(P_N) + GROUPS_OF(P_N2) + GROUPS_OF(P_N3))
+#endif
+#define ROW_BYTES (UNITS * 16)
+#ifdef HAS_zero_points
+#define POINTS(n) zero_points##n
+#else
+#define POINTS(n) (const points_t*)0
+#endif
+#ifdef HAS_bias
+#define BIAS(n, row) (float)bias##n[row]
+#else
+#define BIAS(n, row) 0.0f
+#endif
+#ifdef HAS_residual
+#define RESIDUAL(row) (float)residual[(i64)blockIdx.y * P_N + (row)]
+#else
+#define RESIDUAL(row) 0.0f
+#endif
+__device__ int first_row(int group, int rows) { return max(0, min(group * GROUP_ROWS, rows - GROUP_ROWS)); }
+
+// A lane's row of codes in the first tile of a group, from its own unit of a turn on.
+struct Line {
+  const unsigned char* codes;
+  const scales_t* scales;
+  const points_t* points;
+  __device__ Line() {}
+  __device__ Line(const unsigned char* c, const scales_t* s, const points_t* z, int row) {
+    const int t = threadIdx.x % 4;
+    codes = c + (i64)row * ROW_BYTES + t * 16;
+    scales = s + (i64)row * BLOCKS + t * 32 / P_block;
+    points = z + (i64)row * POINTS_A_ROW;
+  }
+};
+#define ROW_OF(group, rows, at) min(first_row(group, rows) + (at), (rows) - 1)
+#define LINE(n, rows, group, at) Line(codes##n, scales##n, POINTS(n), ROW_OF(group, rows, at))
+__device__ Line line_of(int group, int half, SIGNATURE) {
+  const int g = threadIdx.x % 32 / 4;
+#if P_gated
+  return half ? LINE(2, P_N, group, g) : LINE(, P_N, group, g);
+#else
+  const int at = 8 * half + g;
+#ifdef P_N3
+  if (group >= GROUPS_OF(P_N) + GROUPS_OF(P_N2)) return LINE(3, P_N3, group - GROUPS_OF(P_N) - GROUPS_OF(P_N2), at);
+#endif
+#ifdef P_N2
+  if (group >= GROUPS_OF(P_N)) return LINE(2, P_N2, group - GROUPS_OF(P_N), at);
+#endif
+  return LINE(, P_N, group, at);
+#endif
+}
+
+// Where the row of a group at `slot` goes, null beyond the rows of its weight, and what is added to it.
+struct Output {
+  y_t* to;
+  float extra;
+};
+#define OUTPUT(n, rows, group, more)                                                \
+  const int row = first_row(group, rows) + slot;                                    \
+  if (row >= (rows)) return {0, 0};                                                 \
+  return {y##n + (i64)blockIdx.y * (rows) + row, more};
+__device__ Output output_of(int group, int slot, SIGNATURE) {
+#if !P_gated && defined P_N3
+  if (group >= GROUPS_OF(P_N) + GROUPS_OF(P_N2)) {
+    OUTPUT(3, P_N3, group - GROUPS_OF(P_N) - GROUPS_OF(P_N2), BIAS(3, row))
+  }
+#endif
+#if !P_gated && defined P_N2
+  if (group >= GROUPS_OF(P_N)) { OUTPUT(2, P_N2, group - GROUPS_OF(P_N), BIAS(2, row)) }
+#endif
+  OUTPUT(, P_N, group, BIAS(, row) + RESIDUAL(row))
+}
+
+// Codes of a lane's unit in one turn and one tile.
+struct Held {
+  uint4 codes[2];
+  float scales[2], points[2];
+  __device__ void load(const Line (&lines)[2], int turn, int tile) {
+    const bool there = UNITS % 4 == 0 || turn * 4 + threadIdx.x % 4 < UNITS;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile * TILE_ROWS;
+      codes[half] = there ? streamed(lines[half].codes + row * ROW_BYTES + turn * 64) : make_uint4(0, 0, 0, 0);
+      scales[half] = there ? (float)lines[half].scales[row * BLOCKS + turn * 128 / P_block] : 0.0f;
+      const int block = (turn * 4 + threadIdx.x % 4) / (P_block / 32);
+      points[half] = there ? zero_point(lines[half].points + row * POINTS_A_ROW, block) : 0.0f;
+    }
+  }
+  __device__ void add(const Fragment& x, float (&sums)[2]) const {
+    float even[4] = {}, odd[4] = {};
+    const u32 low[4] = {codes[0].x, codes[0].y, codes[0].z, codes[0].w};
+    const u32 high[4] = {codes[1].x, codes[1].y, codes[1].z, codes[1].w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const u32 p = low[j], q = high[j], p8 = p >> 8, q8 = q >> 8;
+      multiply(even, p & EVEN, q & EVEN, p8 & EVEN, q8 & EVEN, x.words[j].x, x.words[j].y);
+      multiply(odd, p & ODD, q & ODD, p8 & ODD, q8 & ODD, x.words[j].z, x.words[j].w);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int i = 2 * half;
+      const float large = fmaf(odd[i], 0.0625f, even[i]), small = fmaf(odd[i + 1], 0.0625f, even[i + 1]);
+      const float made = fmaf(small, 1.0f / SPLIT, large) - points[half] * x.sum;
+      sums[half] = fmaf(made, scales[half] * x.factor, sums[half]);
+    }
+  }
+};
+
+// Elements k to k + 3 of a row; beyond its end, zeros.
+template <class T> __device__ float4 four(const T* row, int k) {
+#ifdef BY_FOUR
+  if (k >= P_K) return make_float4(0, 0, 0, 0);
+  return make_float4((float)row[k], (float)row[k + 1], (float)row[k + 2], (float)row[k + 3]);
+#else
+  return make_float4(k < P_K ? (float)row[k] : 0, k + 1 < P_K ? (float)row[k + 1] : 0,
+                     k + 2 < P_K ? (float)row[k + 2] : 0, k + 3 < P_K ? (float)row[k + 3] : 0);
+#endif
+}
+#ifdef BY_FOUR
+__device__ float4 four(const float* row, int k) {
+  return k < P_K ? *(const float4*)(row + k) : make_float4(0, 0, 0, 0);
+}
+#endif
+
+// Warps share the turns; a block goes from group to group, asking for the next codes as soon as it has used some.
+BODY {
+  constexpr int WARPS = THREADS / 32, SLOTS = TILES * 16, EACH = (TURNS + WARPS - 1) / WARPS, AT_ONCE = EACH < 4 ? EACH : 4;
+  extern __shared__ uint4 shared[];
+  __shared__ float parts[2][WARPS][SLOTS], squares[WARPS];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, slot = threadIdx.x;
+  Room* rooms = (Room*)shared + warp * EACH;
+  int group = blockIdx.x;
+  Line lines[2] = {line_of(group, 0, PASSED), line_of(group, 1, PASSED)};
+  Held held[DEPTH][TILES];
+#pragma unroll
+  for (int d = 0; d < DEPTH; ++d)
+#pragma unroll
+    for (int r = 0; r < TILES; ++r)
+      if (warp + d * WARPS < TURNS) held[d][r].load(lines, warp + d * WARPS, r);
+#ifdef HAS_gamma
+  float4 by[AT_ONCE];
+#pragma unroll
+  for (int j = 0; j < AT_ONCE; ++j) by[j] = four(gamma, (warp + j * WARPS) * 128 + lane * 4);
+#endif
+  inputs_ready();
+  const x_t* row = x + (i64)blockIdx.y * P_K;
+  float square = 0;
+#pragma unroll 1
+  for (int start = 0; start < EACH; start += AT_ONCE) {
+    float4 v[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) v[j] = four(row, (warp + (start + j) * WARPS) * 128 + lane * 4);
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+#ifdef HAS_gamma
+      const float4 own = start ? four(gamma, (warp + (start + j) * WARPS) * 128 + lane * 4) : by[j];
+      square += (v[j].x * v[j].x + v[j].y * v[j].y) + (v[j].z * v[j].z + v[j].w * v[j].w);
+      v[j].x *= own.x; v[j].y *= own.y; v[j].z *= own.z; v[j].w *= own.w;
+#endif
+      if (start + j < EACH) rooms[start + j].put(v[j]);
+    }
+  }
+#ifdef HAS_gamma
+  square = warp_sum(square);
+  if (lane == 0) squares[warp] = square;
+#endif
+  __syncwarp();
+  for (int round = 0; group < GROUPS; ++round) {
+    const int next = group + gridDim.x;
+    const bool more = next < GROUPS;
+    const Line after[2] = {line_of(more ? next : group, 0, PASSED), line_of(more ? next : group, 1, PASSED)};
+    const Output out = slot < SLOTS ? output_of(group, slot, PASSED) : Output{0, 0};
+    float sums[TILES][2] = {};
+#pragma unroll 1
+    for (int start = 0; start < EACH; start += DEPTH)
+#pragma unroll
+      for (int d = 0; d < DEPTH; ++d) {
+        const int j = start + d, then = j + DEPTH;
+        if (warp + j * WARPS < TURNS) {
+          Fragment own;
+          rooms[j].get(own);
+#pragma unroll
+          for (int r = 0; r < TILES; ++r) held[d][r].add(own, sums[r]);
+        }
+#pragma unroll
+        for (int r = 0; r < TILES; ++r) {
+          if (then < EACH) {
+            if (warp + then * WARPS < TURNS) held[d][r].load(lines, warp + then * WARPS, r);
+          } else if (more && warp + (then - EACH) * WARPS < TURNS) {
+            held[d][r].load(after, warp + (then - EACH) * WARPS, r);
+          }
+        }
+      }
+    float(&part)[WARPS][SLOTS] = parts[round % 2];
+#pragma unroll
+    for (int r = 0; r < TILES; ++r)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float v = sums[r][half];
+        v += __shfl_xor_sync(0xffffffffu, v, 1);
+        v += __shfl_xor_sync(0xffffffffu, v, 2);
+        if (t == 0) part[warp][r * 16 + half * 8 + g] = v;
+      }
+    __syncthreads();
+    lines[0] = after[0];
+    lines[1] = after[1];
+    group = next;
+    if (slot >= (P_gated ? SLOTS / 2 : SLOTS)) continue;
+    float scale = 1.0f / SUBNORMAL;
+#ifdef HAS_gamma
+    float mean = 0;
+#pragma unroll
+    for (int w = 0; w < WARPS; ++w) mean += squares[w];
+    mean /= P_K;
+    // Squares that overflow would give zeros, and zeros give logits that look like numbers: let it show.
+    scale *= finite(mean) ? 1.0f / sqrtf(mean + P_eps) : NOT_A_NUMBER;
+#endif
+    const auto total = [&](int of) {
+      float made = 0;
+#pragma unroll
+      for (int w = 0; w < WARPS; ++w) made += part[w][of];
+      return made * scale;
+    };
+#if P_gated
+    const float gate = total(slot / 8 * 16 + slot % 8), value = total(slot / 8 * 16 + slot % 8 + 8);
+    if (out.to) *out.to = gate * sigmoid(gate) * value;
+#else
+    const float made = total(slot);
+    if (out.to) *out.to = made + out.extra;
+#endif
+  }
+}
+#else
+// A warp an output; lane L takes words L, L + 32, ... of the codes, each within one block.
+#define CODES_A_WORD (32 / P_bits)
+#define WORDS_A_BLOCK (P_block / CODES_A_WORD)
+
+// A code as a float without a conversion, which is slow: it is the low end of 2^23's mantissa.
+__device__ float code_value(u32 word, int j) {
+  return __uint_as_float(0x4b000000u | (word >> (j * P_bits) & ((1u << P_bits) - 1))) - 8388608.0f;
+}
+BODY {
+  inputs_ready();
+  const int lane = threadIdx.x % 32;
+  const i64 n = (i64)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
+  if (n >= P_N) return;
+  const x_t* row = x + (i64)blockIdx.y * P_K;
+  const u32* words = (const u32*)codes + n * (BLOCKS * WORDS_A_BLOCK);
+#ifdef HAS_zero_points
+  const points_t* points = zero_points + n * POINTS_A_ROW;
+#else
+  const points_t* points = 0;
+#endif
+  float sum = 0;
+#pragma unroll 4
+  for (int w = lane; w < BLOCKS * WORDS_A_BLOCK; w += 32) {
+    const u32 word = words[w];
+    const int b = w / WORDS_A_BLOCK, k = w * CODES_A_WORD;
+    const float zero = zero_point(points, b), scale = (float)scales[n * BLOCKS + b];
+    float part = 0;
+#pragma unroll
+    for (int j = 0; j < CODES_A_WORD; ++j)
+      if (k + j < P_K) part += (code_value(word, j) - zero) * (float)row[k + j];
+    sum += part * scale;
+  }
+  sum = warp_sum(sum);
+#ifdef HAS_bias
+  sum += (float)bias[n];
+#endif
+  if (lane == 0) y[(i64)blockIdx.y * P_N + n] = sum;
+}
+#endif
