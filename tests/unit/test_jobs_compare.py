@@ -154,7 +154,7 @@ def test_a_counter_that_no_registry_knows_is_shown_and_does_not_gate() -> None:
 def test_a_metric_that_does_not_repeat_inside_an_arm_has_no_value() -> None:
     head = arm("head", {"htod_bytes": 6, "hits": 2}, {"htod_bytes": 8, "hits": 2})
     assert head.value("htod_bytes") == Missing(missing="varies: 6..8")
-    assert set(varying(head)) == {"htod_bytes", "htod_bytes_per_token"}
+    assert set(varying(head)) == {"htod_bytes", "htod_bytes_per_token", "link_bytes_per_token"}
     rows = exact_rows(arm("base", {"htod_bytes": 9}), head, "c", (), Standing())
     assert by_name(rows)["htod_bytes"].klass == "varies"
 
