@@ -31,7 +31,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "set access": ("map",),
     "reserve": ("reserve",),
     "alloc": ("alloc",),
-    "copy": ("copy_in", "copy_within", "copy_out", "stage"),
+    "copy": ("copy_in", "copy_within", "fetch", "fetched", "stage"),
     "event": ("mark", "wait", "sync"),
     "launch": ("launch", "replay"),
     "map host": ("map_host",),
