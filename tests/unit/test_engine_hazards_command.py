@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from engine.__main__ import main
+from engine.device.base import Fetch
 from engine.device.hazards import Hazards
 from engine.device.scheduled import ScheduledDevice
 from tests.unit.engine_rig import build_tiny
@@ -78,13 +79,13 @@ def test_other_tokens_are_exit_1(
     tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ScheduledDevice, "poison", lambda self, *_: None)
-    copy_out = ScheduledDevice.copy_out
+    fetched = ScheduledDevice.fetched
 
-    def other(self: ScheduledDevice, address: int, nbytes: int) -> bytes:
-        raw = copy_out(self, address, nbytes)
+    def other(self: ScheduledDevice, fetch: Fetch) -> bytes:
+        raw = fetched(self, fetch)
         return bytes([raw[0] ^ 1, *raw[1:]])  # the gap's last bit
 
-    monkeypatch.setattr(ScheduledDevice, "copy_out", other)
+    monkeypatch.setattr(ScheduledDevice, "fetched", other)
     assert ended(tiny, "--schedules", "early") == 1
     assert "hazards=0 tokens=DIFFERENT" in capsys.readouterr().out
 
