@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 from pydantic import ValidationError
 
 from jobs.model import Document, RunRecord
 
+TRIES = 100
+"""How often a folder is made anew that another worker's last outcome took away."""
 OutcomeEnd = Literal["measured", "refused", "failed", "cancelled", "contaminated"]
 
 
@@ -45,10 +47,9 @@ class Spool:
     def put(self, outcome: RunOutcome) -> None:
         """Keep an outcome; when this returns it survives a power cut."""
         folder = self._folder / outcome.sweep_id
-        folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{outcome.attempt_id}.json"
         draft = target.with_suffix(".tmp")
-        with draft.open("w", encoding="utf-8") as file:
+        with _opened(draft) as file:
             file.write(outcome.canonical())
             file.flush()
             os.fsync(file.fileno())
@@ -89,6 +90,16 @@ class Spool:
     def _read(self, sweep_id: str) -> list[tuple[Path, RunOutcome | None]]:
         files = sorted((self._folder / sweep_id).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         return [(path, _outcome(path, sweep_id)) for path in files]
+
+
+def _opened(draft: Path) -> TextIO:
+    """A new file in a folder made for it: whoever acknowledges the last outcome meanwhile removes the folder again."""
+    for _ in range(TRIES):
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            return draft.open("w", encoding="utf-8")
+    draft.parent.mkdir(parents=True, exist_ok=True)  # something else is in the way: say so
+    return draft.open("w", encoding="utf-8")
 
 
 def _outcome(path: Path, sweep_id: str) -> RunOutcome | None:

@@ -39,7 +39,6 @@ class ScheduledDevice(Recorder):
         self.kind, self.name, self.uuid, self.driver = inner.kind, inner.name, inner.uuid, inner.driver
         self.granule_bytes, self.profile, self.tally = inner.granule_bytes, inner.profile, inner.tally
         self._points: WeakKeyDictionary[Event, _Point] = WeakKeyDictionary()
-        self._advanced = False  # since the host read last: a pass is over
         self._words: dict[int, NDArray[Any]] = {}  # controls as they will be when all that was asked for has run
 
     # -- what the host does at once
@@ -142,9 +141,6 @@ class ScheduledDevice(Recorder):
         found: list[bytes] = []
         self.schedule.reach(self.schedule.ask("compute", lambda: found.append(self.inner.copy_out(address, nbytes))))
         self.hazards.wait(HOST, self.hazards.mark(COMPUTE))
-        if self._advanced:
-            self._advanced = False
-            self.hazards.passed()
         return found[0]
 
     def fetched(self, fetch: Fetch) -> bytes:
@@ -308,7 +304,6 @@ class ScheduledDevice(Recorder):
         """Follow the count of cached positions, which stands on the device and moves by the step that writes it."""
         for placed in launch.placed:
             if placed.operand.name == "length" and "w" in placed.operand.access:
-                self._advanced = True
                 for sequence in launch.sequences:
                     word = self._words.setdefault(placed.address + sequence * placed.stride, np.zeros(1, np.int64))
                     kernels.get("advance").run({"length": word}, launch.step.params)

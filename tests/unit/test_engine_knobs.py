@@ -141,11 +141,17 @@ def hot_experts(_: Path, __: Path, mixture: Path) -> None:
     assert 0 < hot.counters["htod_bytes"] < cold.counters["htod_bytes"]
 
 
+def target(tiny: Path, *_: Path) -> None:
+    """Makes a step of an operator, or of what one launch can do."""
+    plain, fused = pair(tiny, "target", ("plain", "fused"), {})
+    assert 0 < fused.counters["graph_nodes"] < plain.counters["graph_nodes"]
+
+
 KNOBS: dict[str, Callable[[Path, Path, Path], None]] = {
     made.__name__: made
     for made in (
         *(weight_budget, vram_limit, policy, capture, capture_rules, granule, prefill_chunk),
-        *(kv_capacity, kv_layout, kv_min_bucket, prefix_reuse, batch, experts, hot_experts),
+        *(kv_capacity, kv_layout, kv_min_bucket, prefix_reuse, batch, experts, hot_experts, target),
     )
 }
 
@@ -164,6 +170,7 @@ NONE: dict[str, tuple[Any, ...]] = {
     "prefix_reuse": ("off", 0, None),
     "batch": (*NO_NUMBER, MOST_SEQUENCES + 1),
     "experts": ("some", "", None, 1, "Whole"),
+    "target": ("some", "", 1, True, "Fused"),
     "hot_experts": ("", 1, True, "a\0b", "routing.json"),  # the last has no effect without its policy
 }
 """Values that are none, by name."""

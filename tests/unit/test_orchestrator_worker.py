@@ -89,6 +89,36 @@ def test_a_run_comes_back_certified_and_spooled_until_acknowledged(bench: Bench)
     assert list(bench.settings.scratch.iterdir()) == []
 
 
+def test_an_outcome_is_kept_though_the_folder_goes_while_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker's last outcome is acknowledged in between, at either of two moments."""
+    spool, mkdir, gone = Spool(tmp_path), Path.mkdir, 0
+
+    def vanishing(self: Path, *words: Any, **more: Any) -> None:
+        nonlocal gone
+        mkdir(self, *words, **more)
+        gone += 1
+        if gone < 4:
+            self.rmdir()
+        if gone == 2:
+            raise FileExistsError(self)
+
+    monkeypatch.setattr(Path, "mkdir", vanishing)
+    outcome = RunOutcome(
+        sweep_id="swp_1", run_id="run_1", attempt_id="att_1", fence=1, worker="w0", end="failed", reason="x"
+    )
+    spool.put(outcome)
+    assert gone == 4 and spool.left_over("swp_1") == (outcome,)
+
+
+def test_a_file_in_the_place_of_a_sweeps_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "swp_1").touch()
+    outcome = RunOutcome(sweep_id="swp_1", run_id="run_1", attempt_id="att_1", fence=1, worker="w0", end="failed")
+    with pytest.raises(FileExistsError):
+        Spool(tmp_path).put(outcome)
+
+
 @pytest.mark.parametrize("bench", [[{"processes": [{"pid": 4_000_001, "used_bytes": 5}]}]], indirect=True)
 def test_a_card_that_is_dirty_before_the_spawn_starts_no_child(bench: Bench, tmp_path: Path) -> None:
     assert not bench.worker.look().clear
