@@ -292,9 +292,8 @@ def test_a_driver_that_dies_under_its_command_is_a_fault_of_the_host(site: Site)
     assert one_complete_attempt_a_run(site) == {"measured": 4, "lost": 1}
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.timeout(240)
 def test_a_stop_while_ray_is_starting_says_how_to_go_on(site: Site, number: int, code: int) -> None:
     """Ray takes SIGTERM for itself meanwhile."""

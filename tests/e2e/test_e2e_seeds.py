@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -39,6 +41,7 @@ def row(comment: str, *words: str) -> list[str]:
     return [cell.strip() for cell in found.strip("|").split("|")]
 
 
+@pytest.mark.slow
 def test_seams_by_cause_before_any_rule_and_after_each(tmp_path: Path) -> None:
     """Four layers, three of them gated delta, where the file has 40 and 30."""
     verdict, comment = swept(tmp_path, "seed-capture", ("hollow: true}", "hollow: true, layers: 4}"), ONCE)
