@@ -197,9 +197,9 @@ class Decoder:
 
         A sequence that was stopped goes on beside the others, and nothing that it gives means anything. `further`:
         another step comes, whatever this one gives. Once steps only replay a graph, that one is asked for before this
-        one's tokens are read, so that the device does not wait for the host.
+        one's tokens are read, so that a device with a queue does not wait for the host.
         """
-        replays = self._recorded is not None and self._pager.fits
+        replays = self._recorded is not None and self._pager.fits and self._device.queues
         asked, self._ahead = self._ahead or self._ask(1, self._all), None
         if further and replays:
             self._ahead = self._ask(1, self._all)

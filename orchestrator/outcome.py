@@ -53,9 +53,9 @@ class Spool:
             file.write(outcome.canonical())
             file.flush()
             os.fsync(file.fileno())
-        draft.rename(target)
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)  # an outcome may be taken, and the folder, once it stands
         try:
+            draft.rename(target)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -139,6 +139,8 @@ class Device(Protocol):
     """
 
     kind: str
+    queues: bool
+    """Whether work goes on while the host does something else; if not, a verb has done its work when it returns."""
     name: str
     uuid: str
     driver: str

@@ -82,6 +82,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
     """A device on the host without its bytes; implements every verb of `Device` on hooks that hold them."""
 
     kind: str
+    queues = False
     driver: str
     name: str
 

@@ -67,6 +67,7 @@ class CudaDevice:
     """One card; implements `Device`."""
 
     kind = "cuda"
+    queues = True
 
     def __init__(self, uuid: str | None = None, granule_bytes: int | None = None, profile: Profile = H200) -> None:
         self._card = card = find_card(uuid)

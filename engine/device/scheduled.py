@@ -34,6 +34,8 @@ _Point = tuple[Task, tuple[int, ...]]
 class ScheduledDevice(Recorder):
     """`inner` under a schedule and a checker; implements `Device`."""
 
+    queues = True
+
     def __init__(self, inner: BookedDevice[Any], schedule: Schedule, hazards: Hazards) -> None:
         self.inner, self.schedule, self.hazards = inner, schedule, hazards
         self.kind, self.name, self.uuid, self.driver = inner.kind, inner.name, inner.uuid, inner.driver

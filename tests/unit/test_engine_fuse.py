@@ -63,6 +63,7 @@ def test_a_run_under_a_budget_counts_as_many_touches(tiny: Path) -> None:
 
 def test_steps_asked_for_ahead_change_neither_ids_nor_what_is_counted(tiny: Path) -> None:
     serial, ahead = Bench(tiny, rows=(len(TINY_PROMPT),)), Bench(tiny, rows=(len(TINY_PROMPT),))
+    ahead.device.queues = True
     expected = [serial.prefill(TINY_PROMPT), *(serial.step() for _ in range(9))]
     found = [ahead.prefill(TINY_PROMPT), *(ahead.decoder.step(further=n < 8)[0] for n in range(9))]
     assert found == expected
@@ -72,11 +73,21 @@ def test_steps_asked_for_ahead_change_neither_ids_nor_what_is_counted(tiny: Path
     assert ahead.decoder._lengths == serial.decoder._lengths
 
 
-def test_asking_ahead_is_one_replay_before_the_tokens_are_read(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("queues", "order"),
+    [
+        (True, ["replay", "fetch", "replay", "fetch", "fetched", "fetched"]),
+        (False, ["replay", "fetch", "fetched"] * 2),  # asked ahead, it would be done, and timed, in the step before
+    ],
+)
+def test_asking_ahead_is_one_replay_before_the_tokens_are_read(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, queues: bool, order: list[str]
+) -> None:
     bench = Bench(tiny, rows=(len(TINY_PROMPT),))
     bench.prefill(TINY_PROMPT)
     bench.step()
     bench.step()
+    monkeypatch.setattr(bench.device, "queues", queues)
     seen: list[str] = []
     for name in ("replay", "fetch", "fetched"):
         verb = getattr(bench.device, name)
@@ -88,7 +99,7 @@ def test_asking_ahead_is_one_replay_before_the_tokens_are_read(tiny: Path, monke
         monkeypatch.setattr(bench.device, name, told)
     bench.decoder.step(further=True)
     bench.decoder.step()
-    assert seen == ["replay", "fetch", "replay", "fetch", "fetched", "fetched"]
+    assert seen == order
 
 
 # -- what is fused, by shape and use

@@ -112,6 +112,21 @@ def test_an_outcome_is_kept_though_the_folder_goes_while_it_is_written(
     assert gone == 4 and spool.left_over("swp_1") == (outcome,)
 
 
+def test_an_outcome_may_be_taken_as_soon_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool, rename = Spool(tmp_path), Path.rename
+    taken: list[tuple[RunOutcome, ...]] = []
+
+    def meanwhile(self: Path, target: Path) -> None:
+        rename(self, target)
+        taken.append(spool.left_over("swp_1"))
+        spool.acknowledge("swp_1", "att_1")
+
+    monkeypatch.setattr(Path, "rename", meanwhile)
+    outcome = RunOutcome(sweep_id="swp_1", run_id="run_1", attempt_id="att_1", fence=1, worker="w0", end="failed")
+    spool.put(outcome)
+    assert taken == [(outcome,)] and not (tmp_path / "swp_1").exists()
+
+
 def test_a_file_in_the_place_of_a_sweeps_folder_is_said(tmp_path: Path) -> None:
     (tmp_path / "swp_1").touch()
     outcome = RunOutcome(sweep_id="swp_1", run_id="run_1", attempt_id="att_1", fence=1, worker="w0", end="failed")
