@@ -121,11 +121,20 @@ def generation_faults(plan: CellPlan, arm: ArmPlan, record: RunRecord) -> list[s
         for generation in record.generations
         if len(generation.sequences) != batch
     ]
+    asked = plan.settings.tokens
+    faults += [  # without ids there is no length to judge, so the steps are
+        f"generation {generation.number} has {1 + len(generation.step_ns)} of {asked} tokens planned"
+        for generation in record.generations
+        if plan.settings.plan_only and 1 + len(generation.step_ns) != asked
+    ]
     return faults
 
 
 def length_fault(plan: CellPlan, tokens: SequenceTokens) -> str:
-    """Why a sequence's length is not what was asked; empty when it is, or when a declared stop ended it."""
+    """Why a sequence's length is not what was asked; empty when it is, or when a declared stop ended it.
+
+    A plan alone has no ids: `generation_faults` counts its steps.
+    """
     asked, given = plan.settings.tokens, len(tokens.ids)
     if plan.settings.plan_only:
         return ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jobs.checks import generation_faults
 from jobs.errors import SpecError
 from jobs.metrics import PLANNED, derive, given_tokens, is_planned
 from jobs.model import Generation, RunSettings, SequenceTokens
@@ -76,6 +78,17 @@ def test_a_generation_that_says_more_or_counted_nothing_is_no_plan(changes: dict
     generation = PLANNED_ALONE.model_copy(update=changes)
     assert not is_planned(generation)
     assert given_tokens(generation) == len(generation.ids)
+
+
+@pytest.mark.parametrize(("tokens", "said"), [(4, []), (8, ["generation 1 has 4 of 8 tokens planned"])])
+def test_a_plan_that_stops_early_is_no_whole_one(documents: Any, tokens: int, said: list[str]) -> None:
+    """It has no ids whose length could be judged, and its fewer bytes would read as an improvement."""
+    document = documents.sweep()
+    cell, plan = document.cells[0], document.manifest.cells[0]
+    settings = RunSettings(tokens=tokens, generations=1, warmups=0, arithmetic="none")
+    plan = plan.model_copy(update={"settings": settings})
+    record = cell.runs[0].record.model_copy(update={"generations": (PLANNED_ALONE,)})
+    assert generation_faults(plan, document.manifest.arms[0], record) == said
 
 
 def test_a_plan_has_bytes_a_token_and_no_time() -> None:
