@@ -40,11 +40,13 @@ MOST_TOKENS = 2**31 - 1
 MOST_TIMES = 1_000_000
 """Most generations, and most warm-ups, of a run: beyond is a slip of the hand, and would never end."""
 MOST_SEQUENCES = 65_536
+MOST_BYTES = 2**63 - 1
 GRANULES_BYTES = tuple(1 << power for power in range(12, 31))
 """4 KiB to 1 GiB: what a simulated device's granule may be."""
 _MOST = {
     **dict.fromkeys(("prefill_chunk", "kv_capacity", "kv_min_bucket"), MOST_TOKENS),
     "batch": MOST_SEQUENCES,
+    "vram_limit": MOST_BYTES,
 }
 _SHARE = re.compile(r"(100(?:\.0{1,6})?|[0-9]{1,2}(?:\.[0-9]{1,6})?)%")
 _BUDGET_REMEDY = "give bytes above zero, or a share of W above 0% and up to 100%, such as 50%"
@@ -134,7 +136,7 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
     made = EngineConfig(**config)
     if isinstance(made.weight_budget, str):
         parse_share(made.weight_budget)
-    elif made.weight_budget is not None and not _is_whole(made.weight_budget):
+    elif made.weight_budget is not None and not (_is_whole(made.weight_budget) and made.weight_budget <= MOST_BYTES):
         raise BadRequest(f"weight_budget is {made.weight_budget!r}", _BUDGET_REMEDY)
     _check_numbers(made)
     if made.policy not in POLICIES:

@@ -125,12 +125,28 @@ def call(arguments: list[str]) -> int:
         return _fail(_os_words(exc), HOST_FAULT)
     except typer.Abort:
         return INTERRUPTED
+    except KeyboardInterrupt:
+        return _stopped()
     except SystemExit:  # typer leaves with code 1 when a pipe breaks
         return READER_GONE
-    except Exception:  # noqa: BLE001 - the process edge: Python's own exit code 1 would read as a regression
+    except Exception as exc:  # noqa: BLE001 - the process edge: Python's own exit code 1 would read as a regression
+        if _of_an_interrupt(exc):
+            return _stopped()
         traceback.print_exc()
         return _fail("this is a bug in assay; nothing is known about the engine under test", HOST_FAULT)
     return int(code or 0)
+
+
+def _stopped() -> int:
+    return _fail("stopped while it was starting; nothing was begun", INTERRUPTED)
+
+
+def _of_an_interrupt(error: BaseException) -> bool:
+    """Whether Ctrl-C is behind an error: a module whose import it breaks off may fail in words of its own."""
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, KeyboardInterrupt):
+        behind = behind.__cause__ or behind.__context__
+    return behind is not None
 
 
 def _usage(exc: BaseException) -> int:

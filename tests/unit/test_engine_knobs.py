@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import CONFIG_NAMES, GRANULES_BYTES, MOST_SEQUENCES, MOST_TOKENS, EngineConfig, check
+from engine.config import CONFIG_NAMES, GRANULES_BYTES, MOST_BYTES, MOST_SEQUENCES, MOST_TOKENS, EngineConfig, check
 from engine.errors import BadRequest
 from engine.zoo import build
 from tests.unit.engine_mixture import PROMPT, TOKENS, built
@@ -157,8 +157,8 @@ KNOBS: dict[str, Callable[[Path, Path, Path], None]] = {
 
 NO_NUMBER = (0, -1, 1.5, "1", True)
 NONE: dict[str, tuple[Any, ...]] = {
-    "weight_budget": (*NO_NUMBER, "half", "0%", "101%", ""),
-    "vram_limit": (*NO_NUMBER, "50%"),
+    "weight_budget": (*NO_NUMBER, "half", "0%", "101%", "", MOST_BYTES + 1),
+    "vram_limit": (*NO_NUMBER, "50%", MOST_BYTES + 1),
     "policy": ("LRU", "", None, 1, "zero-copy"),
     "capture": ("on", 1, None),
     "capture_rules": ("some", "", None, True),

@@ -294,6 +294,23 @@ def test_a_bug_of_ours_never_reads_as_a_regression(
     assert "RuntimeError: ours" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_an_interrupt_while_modules_load_is_one_line(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrapped: bool
+) -> None:
+    def cut_short(_: str) -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            if wrapped:
+                raise SystemError("initialization of a module failed") from None
+            raise
+
+    monkeypatch.setattr("orchestrator.cli.import_module", cut_short)
+    assert call(["status"]) == 130
+    assert capsys.readouterr().err == "error: stopped while it was starting; nothing was begun\n"
+
+
 def test_a_broken_pipe_ends_quietly(here: Path) -> None:
     """`assay models list | head -0` must not end in a traceback."""
     script = "import sys; from orchestrator.cli import main; sys.argv = ['assay', 'models', 'list']; main()"
