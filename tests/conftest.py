@@ -8,8 +8,11 @@ renamed test cannot pass unseen. Both work under xdist: the controller sees ever
 from __future__ import annotations
 
 import functools
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -89,6 +92,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[CENSUS] = Census(read_patterns(MUST_RUN_FILE))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(MustRun(config), "must-run")
+    elif not gpu_is_there():
+        _take_own_temporary_folder(config)
+
+
+def _take_own_temporary_folder(config: pytest.Config) -> None:
+    """Let this worker's simulated cards be its own, so that tests side by side do not wait for each other's.
+
+    They are locked in the host's temporary folder; real cards stay locked against all of the host. The name is short,
+    for the sockets that Ray makes below it.
+    """
+    folder = tempfile.mkdtemp(prefix="t")
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 class MustRun:
