@@ -53,7 +53,7 @@ template <class G, class T> __device__ float turned(
 // A number as the cache holds it, and what a reader makes of that; `scale` is an int8 cache's.
 __device__ k_cache_t to_cache(float v, float scale) {
 #ifdef HAS_k_scale
-  return (k_cache_t)fminf(fmaxf(rintf(__fdiv_rn(v, scale)), -128.0f), 127.0f);
+  return (k_cache_t)fminf(fmaxf(rintf(__fmul_rn(v, scale == 0 ? 1.0f : __frcp_rn(scale))), -128.0f), 127.0f);
 #else
   return (k_cache_t)v;
 #endif

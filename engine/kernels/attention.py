@@ -35,7 +35,7 @@ def run_gqa(a: Arrays, p: Params) -> None:
     if "k_scale" in a:  # an int8 cache: what is attended to is what was stored
         scales = tuple(_spread(a[n], kv_heads, d) for n in ("k_scale", "v_scale"))
         for cache, new, scale in ((keys, k, scales[0]), (values, v, scales[1])):
-            cache[past:end] = np.clip(np.rint(new / scale), -128, 127)
+            cache[past:end] = np.clip(np.rint(new * _inverse(scale)), -128, 127)
         keys, values = (c[:end] * s for c, s in zip((keys, values), scales, strict=True))
         for new, seen in ((k, keys), (v, values)):  # no code says "not finite": let it show in this step
             seen[past:][~np.isfinite(new)] = np.nan
@@ -87,6 +87,14 @@ def rotate(x: Array, c: Array, s: Array, interleaved: bool) -> Array:
 def _spread(scale: Array, kv_heads: int, d: int) -> Array:
     wide = scale.astype(np.float32).reshape(-1)
     return wide.reshape(kv_heads, d) if wide.size > 1 else wide
+
+
+def _inverse(scale: Array) -> Array:
+    """What a number is multiplied by before it is rounded to a code, as in onnxruntime; 1 where the scale is 0.
+
+    Dividing instead gives another code where a number lies next to the middle of two.
+    """
+    return np.float32(1) / np.where(scale == 0, np.float32(1), scale)
 
 
 def _attend(

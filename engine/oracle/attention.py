@@ -119,7 +119,8 @@ def _as_cached(i: Inputs, x: Array, past: int, kind: str) -> Array:
         raise Unserved(f"a cache of {dtype} with {kind} = {i.node.attributes.get(kind)!r}")
     scale = i.floats(past + 9)
     scale = scale.reshape(()) if scale.size == 1 else scale.reshape(x.shape[1:])
-    return np.asarray(np.clip(np.round(x / scale), -128, 127) * scale, np.float32)
+    inverse = np.float32(1) / np.where(scale == 0, np.float32(1), scale)  # onnxruntime multiplies by it
+    return np.asarray(np.clip(np.round(x * inverse), -128, 127) * scale, np.float32)
 
 
 @rule("RotaryEmbedding")

@@ -6,12 +6,16 @@ import math
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 
-from engine import kernels
+from engine import kernels, oracle  # noqa: F401 - the rules
+from engine.graph import Node
+from engine.oracle.inputs import MICROSOFT, RULES, Inputs, Start
 from tests.unit.engine_plain import F64, attend, turn
 
 D = 8
@@ -140,6 +144,56 @@ def test_a_cache_of_int8(c: dict[str, Any], channels: bool, narrow: bool) -> Non
     sinks = a["sinks"].astype(np.float64) if c["sinks"] else None
     expected = attend(turned(c, a, "query", "q_norm"), keys, values, past, params_of(c), sinks)
     np.testing.assert_allclose(a["y"].reshape(expected.shape), expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("channels", [False, True])
+def test_codes_next_to_the_middle_of_two_are_those_of_onnxruntime(channels: bool) -> None:
+    """It multiplies by the reciprocal of the scale: dividing gives another code for some of these.
+
+    With one position the softmax is 1, so that what comes out are the stored values themselves.
+    """
+    random = np.random.default_rng(11)
+    size = 64
+    scale = random.uniform(0.01, 0.04, size if channels else 1).astype(np.float32)
+    key, value = (((random.integers(-99, 99, size) + np.float32(0.5)) * scale).astype(np.float32) for _ in range(2))
+    assert (np.rint(value / scale) != np.rint(value * (1 / scale))).any()
+    if channels:
+        scale[0], value[0] = 0, 5.3  # no scale yet: the code is the number itself, and it is read as 0
+    kind = "PER_CHANNEL" if channels else "PER_TENSOR"
+    given: dict[str, Any] = {"num_heads": 1, "kv_num_heads": 1}
+    given |= {"k_quant_type": kind, "v_quant_type": kind, "kv_cache_bit_width": 8}
+    whole = [1, 1, size]
+    types = {"q": (TensorProto.FLOAT, whole), "k": (TensorProto.FLOAT, whole), "v": (TensorProto.FLOAT, whole)}
+    types |= {n: (TensorProto.INT8, [1, 1, 0, size]) for n in ("pk", "pv")}
+    types |= {"last": (TensorProto.INT32, [1]), "total": (TensorProto.INT32, [])}
+    types |= {n: (TensorProto.FLOAT, list(scale.shape)) for n in ("ks", "vs")}
+    inputs = ["q", "k", "v", "pk", "pv", "last", "total", "", "", "", "", "", "ks", "vs"]
+    outputs = {"y": (TensorProto.FLOAT, whole)} | {n: (TensorProto.INT8, [1, 1, 1, size]) for n in ("ck", "cv")}
+    node = helper.make_node("GroupQueryAttention", inputs, list(outputs), domain=MICROSOFT, **given)
+    ins, outs = ([helper.make_tensor_value_info(n, *t) for n, t in side.items()] for side in (types, outputs))
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(MICROSOFT, 1)]
+    model = helper.make_model(helper.make_graph([node], "one", ins, outs), opset_imports=opsets, ir_version=10)
+    key, value, empty = key.reshape(1, 1, size), value.reshape(1, 1, size), np.zeros((1, 1, 0, size), np.int8)
+    feeds = {"q": key, "k": key, "v": value, "pk": empty, "pv": empty, "ks": scale, "vs": scale}
+    feeds |= {"last": np.zeros(1, np.int32), "total": np.array(1, np.int32)}
+    y, k_codes, v_codes = onnxruntime.InferenceSession(model.SerializeToString()).run(None, feeds)
+
+    caches: list[NDArray[Any]] = [np.zeros((1, 1, size), np.int8) for _ in range(2)]
+    a: dict[str, NDArray[Any]] = {"query": key, "key": key, "value": value, "y": np.zeros_like(key)}
+    a |= {"length": np.zeros(1, np.int64), "k_scale": scale, "v_scale": scale}
+    a |= dict(zip(("k_cache", "v_cache"), caches, strict=True))
+    p = {"heads": 1, "kv_heads": 1, "head_size": size, "scale": 0.125, "window": -1, "softcap": 0.0}
+    kernels.get("gqa").run(a, {**p, "interleaved": False, "long_above": None, "qk_norm_eps": 0.0})
+    for found, told in zip(caches, (k_codes, v_codes), strict=True):
+        np.testing.assert_array_equal(found.reshape(-1), told.reshape(-1))
+    np.testing.assert_array_equal(a["y"], y)
+
+    starts = (Start("pk", "int8"), Start("pv", "int8"))
+    values = (key, key, value, *starts, np.zeros(1, np.int32), np.array(1, np.int32))
+    node_of_ours = Node("gqa", "GroupQueryAttention", MICROSOFT, (), ("y", "", ""), given)
+    told = RULES[MICROSOFT, "GroupQueryAttention"](Inputs(node_of_ours, (*values, *(None,) * 5, scale, scale), 1))
+    assert isinstance(told, tuple)
+    np.testing.assert_array_equal(np.asarray(told[0]), y)
 
 
 @pytest.mark.parametrize("name", ["query", "key", "value"])
