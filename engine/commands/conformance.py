@@ -25,6 +25,12 @@ reduction over nothing; they are refused by name, before anything is computed. O
 cases there: they are held against onnxruntime's numbers for whole models, and against the float32 reference
 (`assay engine oracle`).
 
+Where onnxruntime's kernels for experts disagree with each other, the CUDA ones and the operators' text are followed: of
+equal router logits the lower expert is taken (the CPU kernels take the higher), weights are normalised where the node
+says so (the CPU's QMoE always does it), and activations meet 8-bit experts as they are (the CPU's QMoE rounds them to 8
+bits, which moves a small model's logits by up to half of the largest). With experts in the other order, or dequantised
+into MoE, the CPU's numbers are these.
+
 Written by `assay engine conformance --markdown`; the command without it prints the same table for every operator of the
 standard, and `--op NAME` the cases of one.
 

@@ -15,6 +15,7 @@ from engine.kernels.matmul import unpack
 def route(logits: Array, k: int, normalise: bool) -> tuple[Array, Array]:
     """The k experts of one token by logit, largest first, ties to the lower index, and their weights.
 
+    So do onnxruntime's CUDA kernels and TopK; its CPU kernels of MoE and QMoE give a tie to the higher index.
     Softmax over all experts, taken at the chosen ones; normalised: softmax over the chosen alone.
     """
     chosen = np.lexsort((np.arange(logits.size), -logits))[:k]

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from engine.zoo.geometries import GEOMETRIES, build_geometry
 from engine.zoo.hybrid_geometry import HybridGeometry
@@ -37,3 +43,10 @@ def asked(model: Path, /, **changes: Any) -> Outcome:
 def planned(model: Path, routing: str | Path | None, **changes: Any) -> Outcome:
     """The same without arithmetic."""
     return asked(model, arithmetic="none", routing=None if routing is None else str(routing), **changes)
+
+
+def choices(path: Path, sequence: int = 0) -> NDArray[Any]:
+    """[positions, banks, chosen], read from the file without the engine."""
+    entry = json.loads(path.read_text())["sequences"][sequence]
+    raw = zlib.decompress(base64.b64decode(entry["experts"]))
+    return np.frombuffer(raw, "<u2").reshape(entry["positions"], BANKS, CHOSEN)

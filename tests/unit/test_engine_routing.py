@@ -21,7 +21,7 @@ from engine.counters import COUNTERS
 from engine.kernels import moe
 from engine.onnx_load import load
 from engine.survey import Setting, survey
-from tests.unit.engine_mixture import BANKS, CHOSEN, EXPERTS, PROMPT, TOKENS, asked, built, planned
+from tests.unit.engine_mixture import BANKS, CHOSEN, EXPERTS, PROMPT, TOKENS, asked, built, choices, planned
 from tests.unit.engine_rig import Outcome, build_tiny, run
 
 SCHEMA = json.loads((Path(engine.__file__).parent / "schemas" / "routing.json").read_text())
@@ -44,13 +44,6 @@ def trace(mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def booked(outcome: Outcome) -> dict[str, Any]:
     """All that was counted but for times and margins."""
     return {n: v for n, v in outcome.counters.items() if COUNTERS[n].scope in ("plan", "device")}
-
-
-def choices(path: Path, sequence: int = 0) -> NDArray[Any]:
-    """[positions, banks, chosen], read from the file without the engine."""
-    entry = json.loads(path.read_text())["sequences"][sequence]
-    raw = zlib.decompress(base64.b64decode(entry["experts"]))
-    return np.frombuffer(raw, "<u2").reshape(entry["positions"], BANKS, CHOSEN)
 
 
 def distinct(path: Path, passes: list[slice]) -> int:
