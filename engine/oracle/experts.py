@@ -77,7 +77,7 @@ def _mixed(i: Inputs, fc1: Experts, bias1: Experts, fc2: Experts, bias2: Experts
     weights = routed(logits, i.whole("k", 1), bool(i.whole("normalize_routing_weights", 0)))
     total = np.zeros_like(tokens)
     for e in range(logits.shape[1]):
-        mine = np.flatnonzero(weights[:, e] > 0)
+        mine = np.flatnonzero(weights[:, e] != 0)  # what is not a number takes part, and shows
         if mine.size:
             inner = _activated(i, tokens[mine] @ fc1(e).T + bias1(e))
             total[mine] += weights[mine, e, None] * (inner @ fc2(e).T + bias2(e))
@@ -87,7 +87,8 @@ def _mixed(i: Inputs, fc1: Experts, bias1: Experts, fc2: Experts, bias2: Experts
 def routed(logits: Array, k: int, normalise: bool) -> Array:
     """Weights [tokens, experts], 0 where not chosen: a softmax over all, kept at the k largest, ties to the lower id.
 
-    Normalised, the kept ones sum to 1. So says the operator's text; onnxruntime's CPU kernel always normalises.
+    Normalised, the kept ones sum to 1. So say the operators' text and onnxruntime's CUDA kernels; on the CPU its QMoE
+    always normalises, and both operators give a tie to the higher id.
     """
     chosen = np.argsort(-logits, axis=1, kind="stable")[:, :k]
     kept = np.zeros(logits.shape, bool)
