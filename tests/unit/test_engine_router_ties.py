@@ -51,7 +51,8 @@ def test_ties_are_those_of_onnxruntime_with_the_experts_in_the_other_order(data:
     """Router logits of few values, so that nearly every choice has a tie at its edge."""
     experts = data.draw(st.integers(2, 33))
     k = data.draw(st.integers(1, min(experts, 8)))
-    words = {"k": k, "activation_type": "silu", "normalize_routing_weights": data.draw(st.integers(0, 1))}
+    words: dict[str, Any] = {"k": k, "activation_type": "silu"}
+    words["normalize_routing_weights"] = data.draw(st.integers(0, 1))
     random = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
     x = random.normal(size=(3, HIDDEN)).astype(np.float32)
     router = random.integers(0, data.draw(st.integers(1, 3)), (3, experts)).astype(np.float32)
