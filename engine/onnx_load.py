@@ -27,6 +27,7 @@ from engine.structure import web_of
 
 _EXTERNAL_KEYS = ("location", "offset", "length", "checksum", "basepath")
 """What the standard has, and onnxruntime's prepacked_0, ... beside them."""
+_MOST_BYTES = 2**31 - 1  # of a graph file: protobuf counts in 32 bits, and calls a longer one corrupt
 _ELEMENT: dict[int, str] = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.FLOAT16: "float16",
@@ -150,6 +151,12 @@ def _read_model(path: Path) -> onnx.ModelProto:
     if not path.is_file():
         raise ModelFilesError(f"{path} is missing", "export the model again, or fetch the whole folder")
     refuse_pointer(path)
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ModelFilesError(
+            f"{path} has {size} bytes, and protobuf reads {_MOST_BYTES} at most",
+            "export again with weights as external data",
+        )
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (DecodeError, OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +258,19 @@ def test_field_45_two_gigabytes_in_one_tensor_and_four_thousand_small_ones_inlin
     assert outcome.streams == run(tiny).streams
     os.truncate(folder / "big.data", (5 << 30) + big - 1)
     assert "big" in run(folder).error["message"]
+
+
+def test_field_45_a_graph_file_beyond_what_protobuf_reads_is_refused_unread(tiny: Path, tmp_path: Path) -> None:
+    """Weights inline of more than 2 GiB: the size is said, with what to do, before any of it is in memory."""
+    folder = edited(tiny, tmp_path / "m", lambda _: None)
+    os.truncate(folder / "model.onnx", 2**31)  # the rest is a hole
+    tracemalloc.start()
+    outcome = run(folder)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert outcome.code == 11 and peak < 100e6
+    assert f"{folder / 'model.onnx'} has 2147483648 bytes" in outcome.error["message"]
+    assert "external data" in outcome.error["remedy"]
 
 
 def test_field_44_two_models_that_share_a_data_name(tiny: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from engine.layer_names import are_crossed, contradictions
 from engine.model_config import Told
 from engine.roles import bind_roles
 from engine.structure import web_of
-from tests.unit.engine_rig import Bench
+from tests.unit.engine_rig import Bench, traces
 from tests.unit.engine_small import HEAD_SIZE, MICROSOFT, VOCABULARY, Small
 
 LAYERS = 12
@@ -266,7 +266,8 @@ def test_field_52_sizes_follow_from_the_products_where_shapes_are_symbols() -> N
     assert (info.kv_heads, info.head_size) == (1, HEAD_SIZE)
 
 
-def test_field_52_the_standards_attention_without_mask_or_positions() -> None:
+def bare() -> Graph:
+    """The standard's attention in a decoder that takes neither mask nor positions."""
     s = Small(seed=3)
     del s.inputs["attention_mask"]
     x = s.embedded()
@@ -275,7 +276,11 @@ def test_field_52_the_standards_attention_without_mask_or_positions() -> None:
     outputs = ("attended", "present.0.key", "present.0.value")
     s.add("Attention", *inputs, outputs=outputs, q_num_heads=2, kv_num_heads=1, is_causal=1)
     s.head("attended")
-    graph = by_structure(renamed(s.graph(), {"past.0.key": "a", "past.0.value": "b", "input_ids": "c"}))
+    return by_structure(renamed(s.graph(), {"past.0.key": "a", "past.0.value": "b", "input_ids": "c"}))
+
+
+def test_field_52_the_standards_attention_without_mask_or_positions() -> None:
+    graph = bare()
     assert graph.info.caches == (Cache("a", "b", "present.0.key", "present.0.value"),)
     assert (graph.info.attention_mask, graph.info.position_ids) == ("", "")
     ids = [1, 5, 3, 2]
@@ -283,6 +288,17 @@ def test_field_52_the_standards_attention_without_mask_or_positions() -> None:
     bench.prefill(ids)
     exact = oracle.logits(graph, ids)[-1]
     np.testing.assert_allclose(bench.prompt_logits(4), exact, rtol=0, atol=2e-4 * float(np.abs(exact).max()))
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_field_39_a_ragged_batch_needs_neither_mask_nor_positions(capture: bool) -> None:
+    """Each sequence has a cache and a length of its own: nothing is padded, so that nothing has to be masked."""
+    graph, prompts = bare(), [[4], [1, 5, 3, 2, 7, 9, 0], [11, 1, 2]]
+
+    def bench(sequences: int) -> Bench:
+        return Bench(graph, rows=(1, 3, 7), positions=16, sequences=sequences, capture=capture)
+
+    assert traces(bench(3), prompts) == [traces(bench(1), [prompt])[0] for prompt in prompts]
 
 
 def test_field_52_keys_and_values_in_one_tensor_are_refused_by_structure() -> None:
