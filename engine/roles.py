@@ -17,6 +17,12 @@ _LENGTHS = {(MICROSOFT, "GroupQueryAttention"): (5, 6), (MICROSOFT, "MultiHeadAt
 _POSITIONS = {(MICROSOFT, "GroupQueryAttention"): (9,), (MICROSOFT, "RotaryEmbedding"): (1,),
               (MICROSOFT, "MRotaryEmbedding"): (1,), ("", "RotaryEmbedding"): (3,)}  # fmt: skip
 """Where an operator reads positions."""
+_NORMS = ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "LayerNormalization",
+          "SkipLayerNormalization", "RMSNormalization")  # fmt: skip
+_ROWS = frozenset({"Identity", "Cast", "Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape"})
+"""Operators that leave numbers as they are."""
+_HIDDEN = ("hidden_states", "last_hidden_state")
+"""What exporters call the output of a model without its head."""
 _LOOKUPS = ("Gather", "GatherBlockQuantized")
 _FLOATS = ("float32", "float16", "bfloat16")
 
@@ -104,6 +110,7 @@ def _logits(web: Web, told: Told, carried: set[str], bound: dict[str, str]) -> s
     """The float output that is no cache and that the others, such as hidden states, lead to."""
     given = _given(web.outputs, told, "logits", bound)
     if given:
+        _check_head(web, given)
         return given
     floats = [n for n, v in web.outputs.items() if n not in carried and v.dtype in _FLOATS]
     last = [n for n in floats if set(floats) <= _behind(web, n)]
@@ -111,8 +118,19 @@ def _logits(web: Web, told: Told, carried: set[str], bound: dict[str, str]) -> s
         left = ", ".join(map(repr, floats)) or "none is left"
         raise web.refuse(f"which output holds the logits is not known: {left}")
     _check_convention(web, "logits", last[0], floats)
+    _check_head(web, last[0], _HIDDEN)
     bound["logits"] = STRUCTURE
     return last[0]
+
+
+def _check_head(web: Web, name: str, not_called: Sequence[str] = ()) -> None:
+    """Refuse what a norm made, or what is called otherwise: a vocabulary as wide as the model tells neither apart."""
+    maker = web.makers.get(web.origin(name, _ROWS))
+    made = f", which {maker.op} makes," if maker is not None and maker.op in _NORMS else ""
+    if made or name in not_called:
+        raise UnsupportedModel(
+            f"output {name!r}{made} holds hidden states and no logits", "export the model with its head"
+        )
 
 
 def _counted(web: Web, told: Told, carried: set[str], logits: str, bound: dict[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from engine.model_config import Told
 from engine.roles import bind_roles
 from engine.structure import web_of
 from tests.unit.engine_rig import Bench, traces
-from tests.unit.engine_small import HEAD_SIZE, MICROSOFT, VOCABULARY, Small
+from tests.unit.engine_small import HEAD_SIZE, HEADS, MICROSOFT, VOCABULARY, Small
 
 LAYERS = 12
 NOTHING_TOLD = Told("model.onnx", {}, (), None, None, None, None, (), {})
@@ -257,6 +257,32 @@ def test_field_52_a_hidden_state_beside_the_logits_is_not_taken_for_them() -> No
     hidden = next(n for n in graph.nodes if n.op == "Add").outputs[0]
     outputs = {hidden: Value(hidden, "float32", ()), **graph.outputs}
     assert by_structure(replace(graph, outputs=outputs)).info.logits == "scores"
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("last", ["norm", "norm in rows", "residual"])
+def test_field_52_hidden_states_as_wide_as_the_vocabulary_are_not_taken_for_logits(last: str, given: bool) -> None:
+    """As an export without its head has them: no width tells, and their ids would look like any others."""
+    s = Small(hidden=VOCABULARY)
+    x = s.add("MatMul", s.attended(s.embedded()), s.drawn("down", HEADS * HEAD_SIZE, VOCABULARY))
+    name = "hidden_states" if last == "residual" else "scores"
+    if last == "residual":
+        s.add("Add", x, s.embedded(), outputs=(name,))
+    else:
+        made = (name,) if last == "norm" else None
+        x = s.add("SimplifiedLayerNormalization", x, s.drawn("gamma", VOCABULARY), outputs=made, axis=-1)
+        if last == "norm in rows":
+            s.add("Cast", s.add("Unsqueeze", s.add("Gather", x, s.constant(-1), axis=1), s.constant([1])),
+                  outputs=(name,), to=1)  # fmt: skip
+    graph = s.graph()
+    outputs = {name: Value(name, "float32", ()), **{n: v for n, v in graph.outputs.items() if n != "logits"}}
+    told = replace(NOTHING_TOLD, names={"logits": name} if given else {})
+    if last == "residual" and given:  # nothing contradicts who says so
+        assert by_structure(replace(graph, outputs=outputs), told).info.logits == name
+        return
+    with pytest.raises(UnsupportedModel, match="holds hidden states and no logits") as caught:
+        by_structure(replace(graph, outputs=outputs), told)
+    assert caught.value.remedy == "export the model with its head"
 
 
 def test_field_52_sizes_follow_from_the_products_where_shapes_are_symbols() -> None:
