@@ -9,7 +9,7 @@ from typing import Any
 from engine.banks import ALL_FIT, why_whole
 from engine.batch import fixed_bytes
 from engine.config import HOST_POLICIES, RunRequest, Source, parse_share
-from engine.errors import BadRequest, Refused
+from engine.errors import Refused
 from engine.graph import Graph
 from engine.kv_layout import Buckets, Forecast, forecast
 from engine.paging.arena import pack
@@ -54,7 +54,7 @@ class Choice:
 
 
 def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: str, granule: int) -> Choice:
-    """Settle policy and budget for a device of a kind. Raises Refused where a bound is too small, BadRequest."""
+    """Settle policy and budget for a device of a kind. Raises Refused where a bound is too small."""
     config, plan = request.config, plans[1]
     lengths = [len(prompt) for prompt in request.prompts]
     longest, last = max(lengths), max(lengths) + request.tokens - 1
@@ -119,8 +119,6 @@ def _buckets(request: RunRequest, positions: int, context: int | None) -> Bucket
     asked, least = request.config.kv_capacity, request.config.kv_min_bucket
     if asked is None:
         return Buckets(Buckets(context or positions, least).of(positions), least)
-    if asked < positions:
-        raise BadRequest(f"kv_capacity {asked} is below the {positions} positions of prompt and tokens", "raise it")
     return Buckets(asked, least)
 
 

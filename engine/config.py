@@ -126,9 +126,10 @@ def cards_can_be_called() -> bool:
 
 
 def check(config: Mapping[str, Any]) -> EngineConfig:
-    """Turn the names and values of a `config` object into an EngineConfig.
+    """Turn the names and values of a `config` object, each for itself, into an EngineConfig.
 
-    Raises BadRequest naming the unknown name with its nearest known one, or the value and what is accepted.
+    What they are together, and beside the rest of a request, `parse_request` checks. Raises BadRequest naming the
+    unknown name with its nearest known one, or the value and what is accepted.
     """
     for name in config:
         if name not in CONFIG_NAMES:
@@ -146,26 +147,16 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
     parse_rules(made.capture_rules)
     if made.experts not in EXPERTS:
         raise BadRequest(f"unknown experts {made.experts!r}", f"known: {', '.join(EXPERTS)}")
-    _check_hot(made)
+    if made.hot_experts is not None and not (_is_text(made.hot_experts) and can_be_path(made.hot_experts)):
+        raise BadRequest(
+            f"hot_experts is {made.hot_experts!r}", "hot_experts is the file of a routing, from --routing-out"
+        )
     if made.target is not None and made.target not in TARGETS:
         raise BadRequest(f"unknown target {made.target!r}", f"known targets: {', '.join(TARGETS)}")
     for name in ("capture", "prefix_reuse"):
         if not isinstance(getattr(made, name), bool):
             raise BadRequest(f"{name} is {getattr(made, name)!r}", f"{name} is true or false")
     return made
-
-
-def _check_hot(made: EngineConfig) -> None:
-    hot = made.hot_experts
-    if hot is None:
-        return
-    if not _is_text(hot) or not can_be_path(hot):
-        raise BadRequest(f"hot_experts is {hot!r}", "hot_experts is the file of a routing, from --routing-out")
-    if made.policy != "stable_slot" or made.experts != "routed":
-        raise BadRequest(
-            f"hot_experts has no effect with policy {made.policy!r} and experts {made.experts!r}",
-            "give it to policy stable_slot with experts routed, whose resident set is fixed",
-        )
 
 
 def _check_numbers(made: EngineConfig) -> None:
@@ -235,12 +226,35 @@ def parse_request(document: object) -> RunRequest:
         **body,
     )
     _check_scalars(request)
-    batch = request.config.batch
-    if batch is not None and batch < 1 + len(further):
-        raise BadRequest(
-            f"batch is {batch} and there are {1 + len(further)} prompts", "give a prompt a sequence at most"
-        )
+    _check_together(request)
     return request
+
+
+def _check_together(request: RunRequest) -> None:
+    """What each value allows for itself and the request as a whole does not."""
+    config, prompts = request.config, 1 + len(request.further_prompts)
+    if config.batch is not None and config.batch < prompts:
+        raise BadRequest(f"batch is {config.batch} and there are {prompts} prompts", "give a prompt a sequence at most")
+    if config.hot_experts is not None and (config.policy != "stable_slot" or config.experts != "routed"):
+        raise BadRequest(
+            f"hot_experts has no effect with policy {config.policy!r} and experts {config.experts!r}",
+            "give it to policy stable_slot with experts routed, whose resident set is fixed",
+        )
+    if config.prefix_reuse and request.warmups == 0:
+        raise BadRequest("prefix_reuse without a warm-up measures a cold cache among warm ones", "give 1 warm-up")
+    positions = max(map(len, request.prompts)) + request.tokens - 1
+    if config.kv_capacity is not None and config.kv_capacity < positions:
+        raise BadRequest(
+            f"kv_capacity {config.kv_capacity} is below the {positions} positions of prompt and tokens", "raise it"
+        )
+    if request.device == "cuda":
+        check_served_on_card(config.policy)
+
+
+def check_served_on_card(policy: str) -> None:
+    """Refuse a policy that no card serves yet. Raises BadRequest."""
+    if policy in HOST_POLICIES:
+        raise BadRequest(f"policy {policy!r} is not served on a card", "use stable_slot there, or --device sim")
 
 
 def check_ids(ids: object) -> tuple[int, ...]:

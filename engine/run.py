@@ -18,7 +18,7 @@ from engine.bind import lower
 from engine.capture_rules import parse_rules
 from engine.choice import Choice, choose
 from engine.choice import foreseen as foreseen_of
-from engine.config import HOST_POLICIES, EngineConfig, RunRequest, cards_can_be_called
+from engine.config import EngineConfig, RunRequest, cards_can_be_called, check_served_on_card
 from engine.counters import COUNTERS, Tally
 from engine.decode import Decoder
 from engine.device.base import Device
@@ -117,7 +117,8 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> N
         _check_prompt(request, graph)
         target = target_for(request.config, device)
         plans = plans_for(graph, request.prompts, request.config.prefill_chunk, target)
-        _check_reuse(request, plans[1])
+        if request.config.prefix_reuse:
+            check_no_states(plans[1])
         choice = choose(request, graph, plans, device.kind, device.granule_bytes)
     finally:  # whatever ends the run, its lines begin with who ran
         emit(_hello(request, device, choice))
@@ -173,8 +174,8 @@ def set_up(
     """
     choice = choice or choose(request, graph, plans, device.kind, device.granule_bytes)
     config, plan, sequences = request.config, plans[1], len(request.prompts)
-    if choice.policy in HOST_POLICIES and device.kind == "cuda":
-        raise BadRequest(f"policy {choice.policy!r} is not served on a card", "use stable_slot there, or --device sim")
+    if device.kind == "cuda":
+        check_served_on_card(choice.policy)
     paged = split(plans, choice.banks)
     ledger = Ledger(device.granule_bytes, choice.limit_bytes, tally)
     pool = Pool(device, ledger)
@@ -206,15 +207,6 @@ def _check_prompt(request: RunRequest, graph: Graph) -> None:
             f"prompt and tokens need {needed} positions, the model has {graph.info.context_length}",
             "ask for fewer tokens",
         )
-
-
-def _check_reuse(request: RunRequest, plan: Plan) -> None:
-    """Refuse to reuse prefixes where that cannot be done, or where a first, cold generation would be measured too."""
-    if not request.config.prefix_reuse:
-        return
-    check_no_states(plan)
-    if request.warmups == 0:
-        raise BadRequest("prefix_reuse without a warm-up measures a cold cache among warm ones", "give 1 warm-up")
 
 
 def _report(

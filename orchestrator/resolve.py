@@ -33,16 +33,22 @@ _ANOTHER_CACHE = "set XDG_CACHE_HOME to another folder"
 class LocalResolver:
     """Resolves on this host. Raises SpecError for names and refs, EngineError for models that are broken or absent.
 
-    `tell` hears what takes long. An arm that could not be built is not tried again by the same resolver: its null arm
-    would only fail as slowly.
+    `tell` hears what takes long. A model is read once by the same resolver, and an arm that could not be built is not
+    tried again: its null arm would only fail as slowly.
     """
 
     settings: Settings
     tell: Callable[[str], None] = lambda _line: None
     _failed: dict[Path, BuildFailure] = field(default_factory=dict)
+    _models: dict[ModelSource, ResolvedModel] = field(default_factory=dict)
 
     def model(self, name: str, source: ModelSource) -> ResolvedModel:
         """A folder that the user named, or one built from the zoo; its digest is computed here, from its files."""
+        if source not in self._models:
+            self._models[source] = self._read_model(name, source)
+        return self._models[source]
+
+    def _read_model(self, name: str, source: ModelSource) -> ResolvedModel:
         if source.path is not None:
             if not source.path.is_dir():
                 raise SpecError(f"model {name}: no folder {source.path}", "give a model's folder, or build: NAME")

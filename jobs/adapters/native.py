@@ -17,7 +17,7 @@ from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_c
 from jobs.adapters.model_files import ModelDigests, last_changed
 from jobs.adapters.native_record import Known, Stream, record_of
 from jobs.errors import SpecError
-from jobs.model import PLAN_ONLY, RunRecord
+from jobs.model import PLAN_ONLY, ArmPlan, CellPlan, RunRecord
 from jobs.provenance import own_root, tree_digest
 
 PROTOCOL = 1
@@ -74,7 +74,7 @@ class NativeAdapter:
             return RunResult("failed", None, f"provenance: {fault}")
         known = Known(digest, self._models(Path(order.cell.model_path)))
         request = place.scratch / "request.json"
-        request.write_text(json.dumps(request_document(order)))
+        request.write_text(json.dumps(request_document(order.cell, order.arm, order.card_uuid)))
         started = place.utc_now()
         try:
             end = run_child(
@@ -107,13 +107,13 @@ class NativeAdapter:
         )
 
 
-def request_document(order: RunOrder) -> dict[str, Any]:
+def request_document(cell: CellPlan, arm: ArmPlan, card_uuid: str | None) -> dict[str, Any]:
     """The request file's content; arm config wins over the cell's, since an arm is what is compared within a cell."""
-    settings = order.cell.settings
-    first, *further = order.cell.prompts(order.arm)
+    settings = cell.settings
+    first, *further = cell.prompts(arm)
     return {
         "protocol": PROTOCOL,
-        "model": order.cell.model_path,
+        "model": cell.model_path,
         "prompt_ids": list(first),
         **({"further_prompts": [list(prompt) for prompt in further]} if further else {}),
         "tokens": settings.tokens,
@@ -123,8 +123,8 @@ def request_document(order: RunOrder) -> dict[str, Any]:
         "decode_skip": settings.decode_skip,
         "device": settings.device,
         **({"arithmetic": settings.arithmetic} if settings.plan_only else {}),
-        "config": {**order.cell.config, **order.arm.config},
-        "uuid": order.card_uuid,
+        "config": {**cell.config, **arm.config},
+        "uuid": card_uuid,
     }
 
 

@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+from engine.errors import EngineError
 from jobs.errors import SpecError
 from jobs.model import (
     ArmPlan,
@@ -27,8 +29,11 @@ from jobs.spec.checks import AXES_APART, check_expectations, check_sweep, merged
 from jobs.spec.faults import parse
 from jobs.spec.fits import model_bounds
 from jobs.spec.form import ExpectationForm, ExpectationsForm, Scalar, SweepForm
+from jobs.spec.requests import check_requests, config_place
 from jobs.spec.reviewed import expectations_at
 from jobs.spec.yaml_lines import MOST_FILE_BYTES, Path_, Source, read_lines, too_large
+
+P = TypeVar("P", ArmPlan, CellPlan)
 
 MOST_SHOWN = 80
 """Characters of a path in a message."""
@@ -66,12 +71,17 @@ def load(path: Path) -> SweepSpec:
 def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
     """Resolve models, prompts and arms, and spell out the cells in the matrix's order.
 
-    Raises SpecError: what the resolver refuses gets the line of the key that asked for it.
+    Arms come last: their builds may take minutes, and what is wrong with a run's request shows without them.
+    Raises SpecError: what the resolver or the engine refuses gets the line of the key that asked for it.
     """
     form = spec.form
-    arms = tuple(_arm(spec, name, resolver) for name in form.arms)
     models = {name: _model(spec, name, resolver) for name in _axis(form, "model")}
+    written = tuple(_written(spec, name) for name in form.arms)
     cells = _cells(spec, models, resolver)
+    check_requests(form, spec.source, cells, written)
+    cells = tuple(_with_file(spec, cell, written[0].name) for cell in cells)
+    written = tuple(_with_file(spec, arm, arm.name) for arm in written)
+    arms = tuple(_resolved(spec, arm, resolver) for arm in written)
     common = form.model_dump(mode="python")
     declared = _expectations(spec, next(arm for arm in arms if arm.role == "base"))
     return Manifest(
@@ -133,7 +143,7 @@ def _model(spec: SweepSpec, name: str, resolver: Resolver) -> ResolvedModel:
     hollow = form.hollow or (path is not None and spec.form.run.arithmetic == "none")
     try:
         return resolver.model(name, ModelSource(path, form.build, form.seed, form.layers, hollow))
-    except SpecError as error:
+    except (SpecError, EngineError) as error:
         raise _placed(spec, ("models", name, "path" if form.build is None else "build"), error) from error
 
 
@@ -145,40 +155,61 @@ def _prompt_ids(spec: SweepSpec, name: str, model: ResolvedModel, resolver: Reso
     path: Path_ = ("prompts", name, "text")
     try:
         ids = resolver.prompt_ids(model, form.text)
-    except SpecError as error:
+    except (SpecError, EngineError) as error:
         raise _placed(spec, path, error) from error
     if not ids:
         raise spec.source.error(path, f"the prompt {name!r} is empty for this tokenizer", "give text that has a token")
     return ids
 
 
-def _arm(spec: SweepSpec, name: str, resolver: Resolver) -> ArmPlan:
+def _written(spec: SweepSpec, name: str) -> ArmPlan:
+    """An arm as the file has it: nothing is known of its tree yet."""
     arm = merged(spec.form, name)
     assert arm.source is not None, name
-    kind, _, value = arm.source.partition(":")
-    if kind == "path":
-        value = str(_on_disk(spec, ("arms", name, "source"), value))
-    build = None if arm.build is None else BuildPlan(**arm.build.model_dump())
-    try:
-        found: ResolvedArm = resolver.arm(name, ArmSource(kind, value, build))  # type: ignore[arg-type]
-    except SpecError as error:
-        raise _placed(spec, ("arms", name, "source"), error) from error
     return ArmPlan(
         name=name,
         role=role_of(spec.form, name),
         source=arm.source,
         adapter=arm.adapter or "native",
-        commit=found.commit,
-        tree_digest=found.tree_digest,
-        python_path=None if found.python_path is None else str(found.python_path),
         config=arm.config,
         env=arm.env,
-        build=None if build is None else build.model_copy(update={"failure": found.failure}),
+        build=None if arm.build is None else BuildPlan(**arm.build.model_dump()),
     )
 
 
+def _resolved(spec: SweepSpec, arm: ArmPlan, resolver: Resolver) -> ArmPlan:
+    """The arm with its tree, which may be built for that."""
+    path: Path_ = ("arms", arm.name, "source")
+    kind, _, value = arm.source.partition(":")
+    if kind == "path":
+        value = str(_on_disk(spec, path, value))
+    try:
+        found: ResolvedArm = resolver.arm(arm.name, ArmSource(kind, value, arm.build))  # type: ignore[arg-type]
+    except SpecError as error:
+        raise _placed(spec, path, error) from error
+    told = {
+        "commit": found.commit,
+        "tree_digest": found.tree_digest,
+        "python_path": None if found.python_path is None else str(found.python_path),
+        "build": None if arm.build is None else arm.build.model_copy(update={"failure": found.failure}),
+    }
+    return arm.model_copy(update=told)
+
+
+def _with_file(spec: SweepSpec, asked: P, arm: str) -> P:
+    """A cell or arm whose recorded routing is named from the root: it counts from the sweep's folder, as all paths do."""
+    text = asked.config.get("hot_experts")
+    if not isinstance(text, str):
+        return asked
+    key = config_place(spec.form, arm, "hot_experts", text)
+    file = _on_disk(spec, key, text)
+    if not file.is_file():
+        raise spec.source.error(key, f"hot_experts: no file {file}", "record one with --routing-out")
+    return asked.model_copy(update={"config": {**asked.config, "hot_experts": str(file)}})
+
+
 def _fits(spec: SweepSpec, model: str, found: ResolvedModel, prompt: str, ids: tuple[int, ...]) -> None:
-    """Raise SpecError for a prompt that the engine would refuse in every run, which the model's own config tells."""
+    """Raise SpecError for a prompt that the engine would refuse in every run, or a lock that no id could ever meet."""
     bounds, tokens = model_bounds(found.path), spec.form.run.tokens
     if bounds.vocabulary is not None and max(ids) >= bounds.vocabulary:
         raise spec.source.error(
@@ -187,6 +218,14 @@ def _fits(spec: SweepSpec, model: str, found: ResolvedModel, prompt: str, ids: t
             f"{bounds.vocabulary - 1}",
             "take ids of the model's own tokenizer",
         )
+    for index, lock in enumerate(spec.form.locks):
+        worst = max(lock.expected, *lock.allowed, 0)
+        if lock.prompt == prompt and bounds.vocabulary is not None and worst >= bounds.vocabulary:
+            raise spec.source.error(
+                ("locks", index, "expected" if lock.expected == worst else "allowed"),
+                f"a lock has the id {worst}, and the vocabulary of model {model!r} ends at {bounds.vocabulary - 1}",
+                "no output can hold it: take an id of the model's own tokenizer",
+            )
     if bounds.context is not None and len(ids) + tokens > bounds.context:
         raise spec.source.error(
             ("run", "tokens"),
@@ -208,8 +247,10 @@ def _on_disk(spec: SweepSpec, key: Path_, text: str) -> Path:
     return path
 
 
-def _placed(spec: SweepSpec, path: Path_, error: SpecError) -> SpecError:
-    """The same error, of the same class, pointing into the sweep file unless it already points somewhere."""
+def _placed(spec: SweepSpec, path: Path_, error: SpecError | EngineError) -> SpecError:
+    """The same error, of the same class where that is ours, pointing into the sweep file unless it points somewhere."""
+    if isinstance(error, EngineError):
+        return spec.source.error(path, error.message, error.remedy)
     if error.file:
         return error
     return type(error)(error.message, error.remedy, file=spec.source.file, line=spec.source.line(path))

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from ulid import ULID
 
-from engine.errors import EngineError
 from jobs import migrate
 from jobs.errors import SpecError, StoreError
 from jobs.model import Manifest
@@ -146,10 +145,15 @@ def _submitted(
 
 
 def _planned(spec: SweepSpec, given: Settings, stop: StopFlag) -> Manifest:
-    """Resolve, which may build models and arms: either signal ends what is being built, and then this command."""
+    """Resolve, which may build models and arms: either signal ends what is being built, and then this command.
+
+    A dry look comes first: what it refuses must not wait for a build.
+    """
+    resolver = LocalResolver(given, tell=lambda line: print(shown(line), file=sys.stderr))
     try:
-        return plan(spec, LocalResolver(given, tell=lambda line: print(shown(line), file=sys.stderr)))
-    except (EngineError, OSError) as error:
+        plan(spec, DryResolver(resolver, []))
+        return plan(spec, resolver)
+    except (SpecError, OSError) as error:
         _blame_cache(given, error)
         raise
     except KeyboardInterrupt:

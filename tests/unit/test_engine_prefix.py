@@ -262,5 +262,5 @@ def test_a_run_computes_only_the_last_position_of_a_prompt_again(tiny: Path, lay
 
 
 def test_cold_and_warm_generations_are_not_measured_together(tiny: Path) -> None:
-    outcome = run(tiny, config={"prefix_reuse": True}, generations=2)
-    assert outcome.code == 10 and "warm-up" in outcome.error["remedy"]
+    with pytest.raises(BadRequest, match="give 1 warm-up"):
+        run(tiny, config={"prefix_reuse": True}, generations=2)

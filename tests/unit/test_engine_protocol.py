@@ -122,17 +122,20 @@ def test_schema_and_parser_agree_on_every_config_name(name: str) -> None:
         {**BASE, "protocol": 2},
         {**BASE, "protocol": 0},
         {**BASE, "uuid": "GPU-1", "device": "sim", "decode_skip": 3, "ignore_eos": True, "warmups": 2},
+        *({**BASE, "device": device, "config": {"policy": policy}} for device in DEVICES for policy in POLICIES),
+        *({**BASE, "warmups": warmups, "config": {"prefix_reuse": True}} for warmups in (0, 1)),
     ],
 )
 def test_schema_and_parser_agree_on_whole_documents(document: object) -> None:
     assert accepted(document) == REQUEST.is_valid(document)
 
 
+SAID = sorted(CONFIG_NAMES - {"kv_capacity"})
+"""Names whose values a schema can hold against the rest: the positions of a capacity are a sum."""
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=6) | st.sampled_from(ODD),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted(CONFIG_NAMES)), inner, max_size=3)
-    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(SAID), inner, max_size=3),
     max_leaves=4,
 )
 
@@ -177,6 +180,10 @@ def test_schema_and_parser_agree_on_anything(changes: dict[str, Any]) -> None:
         ({**BASE, "tokens": 2**31}, "tokens", "2147483647"),
         ({**BASE, "config": {"batch": 10**30}}, "batch", "65536"),
         ({**BASE, "config": {"kv_capacity": 10**30}}, "kv_capacity", "2147483647"),
+        ({**BASE, "config": {"kv_capacity": 4}, "tokens": 5}, "kv_capacity 4 is below the 5 positions", "raise"),
+        ({**BASE, "config": {"prefix_reuse": True}}, "prefix_reuse without a warm-up", "give 1 warm-up"),
+        ({**BASE, "config": {"hot_experts": "routing.json"}}, "hot_experts has no effect", "stable_slot"),
+        ({**BASE, "config": {"policy": "staging"}, "device": "cuda"}, "'staging' is not served on a card", "sim"),
         ({**BASE, "model": "a\0b"}, "a\\x00b", "folder"),
         ({**BASE, "model": "a\ud800"}, "a\\ud800", "folder"),
     ],

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +94,8 @@ def test_a_good_run_becomes_a_complete_record(tmp_path: Path, tree: Path) -> Non
 
 
 def test_arm_config_wins_over_the_cells(tree: Path) -> None:
-    document = request_document(order_for(tree))
+    order = order_for(tree)
+    document = request_document(order.cell, order.arm, UUID)
     assert document["config"] == {"weight_budget": "50%", "policy": "stable"}
     assert document["uuid"] == UUID
 
@@ -104,11 +104,11 @@ def test_each_arm_is_asked_for_its_own_batch(tree: Path) -> None:
     """As many prompts as it has sequences; the engine takes them in turn where there are fewer."""
     order = order_for(tree)
     cell = order.cell.model_copy(update={"further_prompts": ((3,), (4, 5)), "config": {"batch": 5}})
-    asked = request_document(replace(order, cell=cell))
+    asked = request_document(cell, order.arm, UUID)
     assert (asked["prompt_ids"], asked["further_prompts"], asked["config"]["batch"]) == ([1, 2], [[3], [4, 5]], 5)
-    narrow = request_document(replace(order, cell=cell, arm=order.arm.model_copy(update={"config": {"batch": 1}})))
+    narrow = request_document(cell, order.arm.model_copy(update={"config": {"batch": 1}}), UUID)
     assert "further_prompts" not in narrow, "an older engine knows no such key"
-    assert "further_prompts" not in request_document(order)
+    assert "further_prompts" not in request_document(order.cell, order.arm, UUID)
 
 
 def test_every_sequence_of_a_batch_is_recorded(tmp_path: Path, tree: Path) -> None:

@@ -162,6 +162,12 @@ def test_a_limit_without_end_is_refused(tmp_path: Path, limit: str, bound: str) 
             "sweep.yaml:9: the prompt 'short' and run.tokens need 33 positions, model 'toy' has 32"
             " (ask for fewer tokens, or shorten the prompt)",
         ),
+        (
+            "tokens: 8}",
+            "tokens: 8}\nlocks: [{prompt: short, index: 0, expected: 63,\n  allowed: [1, 64]}]",
+            "sweep.yaml:11: a lock has the id 64, and the vocabulary of model 'toy' ends at 63"
+            " (no output can hold it: take an id of the model's own tokenizer)",
+        ),
     ],
 )
 def test_what_the_model_cannot_take_is_refused_before_any_run(tmp_path: Path, old: str, new: str, told: str) -> None:

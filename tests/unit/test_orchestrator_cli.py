@@ -322,3 +322,26 @@ def test_a_broken_pipe_ends_quietly(here: Path) -> None:
     process.stdout.close()
     assert "Traceback" not in process.stderr.read()
     process.wait()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        pytest.param("[1, 2, 3, 4]", "[1, 512]", 5, "the vocabulary of model 'tiny' ends at 511", id="id"),
+        pytest.param("granule: [4096]", "prefix_reuse: [true]", 11, "prefix_reuse without a warm-up", id="request"),
+        pytest.param("head: {source: installed", "head: {source: git:nope", 8, "git", id="ref"),
+        pytest.param("build: tiny", "build: tinny", 3, "no model named 'tinny'", id="model"),
+    ],
+)
+def test_what_is_wrong_is_told_before_any_arm_is_built(
+    here: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, line: int, says: str
+) -> None:
+    (here / "engine").mkdir()
+    (here / "engine/__init__.py").write_text("")
+    file = sweep_file(here, old, new)
+    text = (here / file).read_text()
+    build = f"source: checkout, build: {{command: touch {here}/began lib, outputs: [lib]}}"
+    (here / file).write_text(text.replace("source: installed", build, 1))
+    message = failed(capsys, 2, "run", file)
+    assert f"sweep.yaml:{line}: " in message and says in message
+    assert not (here / "began").exists()

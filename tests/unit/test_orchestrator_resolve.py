@@ -40,7 +40,7 @@ def test_a_built_model_lands_in_the_cache_once_and_its_digest_is_of_its_files(gi
     assert first.path.is_relative_to(given.cache)
     assert first.digest == model_digest(first.path)
     stamp = (first.path / "model.onnx").stat().st_mtime_ns
-    assert resolver.model("again", ModelSource(build="tiny", seed=7)) == first
+    assert LocalResolver(given).model("again", ModelSource(build="tiny", seed=7)) == first
     assert (first.path / "model.onnx").stat().st_mtime_ns == stamp
     assert resolver.model("other", ModelSource(build="tiny", seed=8)).digest != first.digest
     assert resolver.model("path", ModelSource(path=first.path)).digest == first.digest
