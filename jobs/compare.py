@@ -85,7 +85,7 @@ def exact_rows(
                 metric=name,
                 unit=metric.unit,
                 direction=metric.direction,
-                gating=asked and (metric.gating or ruling.klass == "regressed") and not standing.unjudged,
+                gating=asked and (metric.gating or ruling.klass in ("regressed", "declared")) and not standing.unjudged,
                 base=base.value(name),
                 head=head.value(name),
                 delta=ruling.delta,

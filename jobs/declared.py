@@ -63,12 +63,14 @@ def _words(row: Expectation) -> str:
 
 
 def _why(expected: Expectation, cells: Sequence[CellVerdict]) -> str:
-    """Why a declaration excused nothing: no cell, no such metric, no change, or another way than declared."""
+    """Why a declaration excused nothing: no cell, no such metric, one that never gates, no change, or another way."""
     if not any(fnmatch.fnmatchcase(cell.cell, expected.cell) for cell in cells):
         return "no cell of this sweep has a name that it matches"
     rows = list(_covered(expected, cells))
     if not rows:
         return "no run of those cells has the metric"
+    if expected.metric not in gates.DECLARABLE:
+        return f"it {gates.NEVER_GATES}"
     if not any(row.base != row.head for row in rows):
         return "the metric did not move there"
     if any(not isinstance(row.delta, Missing) and gates.allows(expected, row.delta) for row in rows):

@@ -49,6 +49,11 @@ TOUCHES = "hits + page_ins == touches"
 TOUCHES_IN_PLACE = "hits + page_ins + zero_copy_reads == touches"
 """The same of an engine that records reads in place, over the link: they are neither hits nor page-ins."""
 
+DECLARABLE: frozenset[str] = GATING | CAPTURE_SIGNS
+"""What can be worse, and so be declared."""
+
+NEVER_GATES = "does not gate, so there is nothing to accept"
+
 CLOSING: tuple[str, ...] = (
     TOUCHES,
     "page_ins == retained_page_ins + bypassed_page_ins + staged_page_ins",
@@ -131,26 +136,30 @@ def rule(
     if delta == 0:
         note = f"a declared change did not happen: {declared.reason}" if declared else ""
         return Ruling("same", delta, note)
-    went = "higher" if delta > 0 else "lower"
     zero = "new non-zero" if base == 0 else "now zero" if head == 0 else ""
-    if declared and allows(declared, delta):
-        word = "self-declared" if declared.self_declared else "declared"
-        return Ruling("declared", delta, _join(zero, f"{word}: {declared.reason}"))
-    against = f"declared {declared.change}, went {went}" if declared else ""
+    klass, why = _moved(metric, base, head, capture_varies=capture_varies)
+    if declared is None:
+        return Ruling(klass, delta, _join(zero, why))
+    if not allows(declared, delta):
+        went = "higher" if delta > 0 else "lower"
+        return Ruling(klass, delta, _join(zero, f"declared {declared.change}, went {went}", why))
+    if not metric.gating and klass != "regressed":
+        return Ruling(klass, delta, _join(zero, f"declared, and {metric.name} {NEVER_GATES}", why))
+    word = "self-declared" if declared.self_declared else "declared"
+    return Ruling("declared", delta, _join(zero, f"{word}: {declared.reason}"))
+
+
+def _moved(
+    metric: ExactMetric, base: int | float, head: int | float, *, capture_varies: bool
+) -> tuple[MetricClass, str]:
+    """What a change is where nothing is declared, and why; where one arm alone captures, fewer segments are no gain."""
     if metric.name in CAPTURE_SIGNS and (base == 0 or head == 0):
-        return _capture_edge(base, delta, _join(zero, against), capture_varies=capture_varies)
+        if capture_varies:
+            return "neutral", CAPTURE_VARIES
+        return ("neutral", CAPTURE_GAINED) if base == 0 else ("regressed", CAPTURE_LOST)
     if not metric.gating or metric.direction == "neutral":
-        return Ruling("neutral", delta, _join(zero, against))
-    return Ruling("improved" if went == metric.direction else "regressed", delta, _join(zero, against))
-
-
-def _capture_edge(base: int | float, delta: int | float, told: str, *, capture_varies: bool) -> Ruling:
-    """One arm captures and the other does not: fewer segments are no gain then."""
-    if capture_varies:
-        return Ruling("neutral", delta, _join(told, CAPTURE_VARIES))
-    if base == 0:
-        return Ruling("neutral", delta, _join(told, CAPTURE_GAINED))
-    return Ruling("regressed", delta, _join(told, CAPTURE_LOST))
+        return "neutral", ""
+    return ("improved" if (head > base) is (metric.direction == "higher") else "regressed"), ""
 
 
 def _absent(base: Reading, head: Reading) -> Ruling:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 from engine.attribution import CAUSES
 from engine.counters import COUNTERS
@@ -275,6 +275,23 @@ def _prefill_ms(run: Sources) -> Reading:
 
 METRICS: Mapping[str, Metric] = MappingProxyType(_REGISTRY)
 """Every metric by its name."""
+
+
+class _Asked(dict[str, Reading]):
+    """Counters that are all 1, and which of them were read."""
+
+    def get(self, name: str, default: Any = None) -> Reading:
+        return self.setdefault(name, 1)
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def counters_of(metric: str) -> frozenset[str]:
+    """The counters that a metric is made of."""
+    asked = _Asked()
+    METRICS[metric].formula(Sources(asked, {}, (), decode_skip=1))
+    return frozenset(asked)
 
 
 def _sum(left: Reading, right: Reading) -> Reading:

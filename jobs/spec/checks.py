@@ -9,9 +9,9 @@ from typing import Any
 from engine import config as engine_config
 from engine.counters import COUNTERS
 from engine.errors import BadRequest
-from jobs import expressions
+from jobs import expressions, gates
 from jobs.errors import SpecError
-from jobs.metrics import METRICS, expression_names
+from jobs.metrics import METRICS, counters_of, expression_names
 from jobs.model import ArmRole
 from jobs.spec.faults import first_of, nearest
 from jobs.spec.form import ArmForm, BuildForm, ExpectationsForm, SweepForm
@@ -73,15 +73,27 @@ def role_of(form: SweepForm, name: str) -> ArmRole:
 
 
 def check_expectations(form: ExpectationsForm, source: Source) -> None:
-    """Raise SpecError when an expectation names no known metric or counter."""
-    known = {*METRICS, *COUNTERS}
-    unknown = [(index, row.metric) for index, row in enumerate(form.expectations) if row.metric not in known]
-    if unknown:
-        faults = [
-            source.error(("expectations", index, "metric"), f"unknown metric {name!r}", nearest(name, known))
-            for index, name in unknown
-        ]
+    """Raise SpecError when an expectation names no known metric or counter, or one that never gates."""
+    faults = [
+        source.error(("expectations", index, "metric"), *told)
+        for index, row in enumerate(form.expectations)
+        if (told := _undeclarable(row.metric))
+    ]
+    if faults:
         raise first_of(faults)
+
+
+def _undeclarable(name: str) -> tuple[str, str] | None:
+    """What is wrong with a metric that cannot be declared, and what to declare in its place."""
+    if name in gates.DECLARABLE:
+        return None
+    if name not in METRICS and name not in COUNTERS:
+        return f"unknown metric {name!r}", nearest(name, gates.DECLARABLE)
+    if name not in gates.EXACT:
+        return f"{name} is a time: only exact counters can be declared", "leave it out; gate.time says what times do"
+    behind = counters_of(name) & gates.GATING if name in METRICS else ()
+    remedy = f"declare {' or '.join(sorted(behind))}" if behind else f"those that do: {', '.join(sorted(gates.GATING))}"
+    return f"{name} {gates.NEVER_GATES}", remedy
 
 
 def _models(form: SweepForm, source: Source) -> Iterator[SpecError]:

@@ -197,7 +197,7 @@ def _resolved(spec: SweepSpec, arm: ArmPlan, resolver: Resolver) -> ArmPlan:
 
 
 def _with_file(spec: SweepSpec, asked: P, arm: str) -> P:
-    """A cell or arm whose recorded routing is named from the root: it counts from the sweep's folder, as all paths do."""
+    """A cell or arm with its recorded routing named from the root: like all paths it counts from the sweep's folder."""
     text = asked.config.get("hot_experts")
     if not isinstance(text, str):
         return asked

@@ -48,7 +48,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
     blocks += _notes(view, scope)
-    folded = _better(view, scope)
+    folded = _folded(view, scope)
     if len(view.verdict.cells) > 1:
         folded = (*folded, Details(words("Cells, worst first"), (_cells(view, scope),), open=True))
     return Section("worst", "Worst rows first", (), shown=tuple(blocks), folded=folded)
@@ -148,22 +148,26 @@ def _is_said(view: SweepView) -> bool:
 
 
 def _rows(view: SweepView, scope: Scope) -> list[Block]:
-    """Rows that are worse are shown; rows that are better are shown when nothing is worse, else only counted."""
+    """Rows that are worse are shown; the others that moved are shown when nothing is worse, else only counted."""
     worse = [row for row in view.ranked if row.is_worse]
-    better = [row for row in view.ranked if not row.is_worse and not row.is_usual]
+    others = _others(view)
     if not worse:
-        return [_ranked("Rows that moved", better, view, scope)] if better else []
+        return [_ranked("Rows that moved", others, view, scope)] if others else []
     return [_ranked("Rows that are worse or unknown", worse, view, scope)]
 
 
-def _better(view: SweepView, scope: Scope) -> tuple[Details, ...]:
-    """The rows that are better, folded, where worse ones have taken the open table."""
-    better = [row for row in view.ranked if not row.is_worse and not row.is_usual]
-    if not better or not any(row.is_worse for row in view.ranked):
+def _others(view: SweepView) -> list[Ranked]:
+    return [row for row in view.ranked if not row.is_worse and not row.is_usual]
+
+
+def _folded(view: SweepView, scope: Scope) -> tuple[Details, ...]:
+    """The rows that are better or moved as declared, folded, where worse ones have taken the open table."""
+    others = _others(view)
+    if not others or not any(row.is_worse for row in view.ranked):
         return ()
     deep = Scope(scope.cells, scope.deep, scope.deep, scope.left_out)
-    title = plural(len(better), "row that is better", "rows that are better")
-    return (Details(words(title), (_ranked("Better", better, view, deep),)),)
+    title = plural(len(others), "other row that moved", "other rows that moved")
+    return (Details(words(title), (_ranked("Better, or as declared", others, view, deep),)),)
 
 
 def _ranked(caption: str, telling: Sequence[Ranked], view: SweepView, scope: Scope) -> Table:

@@ -90,6 +90,23 @@ def test_a_declared_change_is_accepted_only_in_its_direction(change: str, head: 
     assert ("smaller ring" if klass == "declared" else "declared lower, went higher") in ruling.note
 
 
+@pytest.mark.parametrize("name", ["htod_bytes_per_token", "page_ins", "byte_hit_rate"])
+def test_what_does_not_gate_is_not_accepted_but_told(name: str) -> None:
+    """Such as base's commit may still declare: the row must not name the outcome, nor pass for a gain."""
+    ruling = rule(exact_metric(name), 5, 9, Expectation(metric=name, change="higher", reason="x"))
+    assert (ruling.klass, ruling.note) == (
+        "neutral",
+        f"declared, and {name} does not gate, so there is nothing to accept",
+    )
+
+
+def test_a_lost_capture_can_be_declared_though_its_counter_does_not_gate_else() -> None:
+    lost = Expectation(metric="replays", change="lower", reason="eager for now")
+    assert rule(exact_metric("replays"), 5, 0, lost).klass == "declared"
+    assert rule(exact_metric("replays"), 5, 4, lost).klass == "neutral"
+    assert rule(exact_metric("replays"), 5, 0, lost, capture_varies=True).klass == "neutral"
+
+
 def test_a_declared_change_that_did_not_happen_is_said() -> None:
     assert "did not happen" in rule(HTOD, 5, 5, Expectation(metric="htod_bytes", reason="x")).note
 

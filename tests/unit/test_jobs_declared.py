@@ -72,6 +72,28 @@ def test_an_expectation_that_excused_nothing_is_named_with_the_reason(
     assert note in " ".join(render(verdict, "text").split()).replace("- ", "")
 
 
+def test_what_base_declares_and_does_not_gate_neither_names_the_outcome_nor_reads_as_a_gain(documents: Any) -> None:
+    """The file on disk is refused for it; base's may be older than that."""
+    doc = documents.sweep(head=documents.stable_arm(changes={"segments": 2, "page_ins": 99}))
+    page_ins = Expectation(metric="page_ins", reason="more keys")
+    verdict = judged(doc, expectations=(page_ins,))
+    row = next(row for row in verdict.cells[0].exact if row.metric == "page_ins")
+    assert (row.klass, row.gating) == ("neutral", False)
+    assert any(
+        "page_ins" in note and note.endswith("was not used: it does not gate, so there is nothing to accept")
+        for note in verdict.notes
+    )
+    assert not any(finding.outcome == "DECLARED" for finding in verdict.findings)
+
+
+def test_a_declared_row_beside_a_worse_one_is_not_called_better(documents: Any) -> None:
+    doc = documents.sweep(head=documents.stable_arm(changes={"segments": 2, "fallbacks": 1}))
+    verdict = judged(doc, expectations=(SEGMENTS,))
+    assert verdict.outcome == "REGRESSED"
+    text = render(verdict, "html")
+    assert "other rows that moved" in text and "that are better" not in text
+
+
 def test_of_two_expectations_of_one_metric_only_the_first_is_used(documents: Any) -> None:
     second = SEGMENTS.model_copy(update={"change": "any"})
     verdict = judged(more_segments(documents), expectations=(SEGMENTS, second))

@@ -215,7 +215,7 @@ def test_the_documented_example_loads_and_holds_every_key(checkout: Path, tmp_pa
     example, expectations = yaml_blocks(checkout)
     write(tmp_path, expectations, "expected-changes.yaml")
     spec = load(write(tmp_path, example))
-    assert [row.metric for row in spec.expectations] == ["htod_bytes_per_token"]
+    assert [row.metric for row in spec.expectations] == ["htod_bytes"]
     missing = every_key(SweepForm) - keys_below(SweepForm, spec.source.values)
     assert missing == {("LimitsForm", "follow_ups"), ("LockForm", "margin")}, "these two are refused, see UNBUILT"
     assert {name for _, name in every_key(ExpectationForm)} - set(re.findall(r"\w+(?=:)", expectations)) == set()

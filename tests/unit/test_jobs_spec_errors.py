@@ -174,6 +174,15 @@ def test_a_matrix_without_end_is_refused(tmp_path: Path) -> None:
         ("- metric: htod_bytes\n", "expected a mapping", "docs/sweep-file.md"),
         ("expectations: [{metric: htod_bites, reason: r}]\n", "unknown metric 'htod_bites'", "'htod_bytes'"),
         ("expectations: [{metric: htod_bytes}]\n", "lacks the key 'reason'", "add it"),
+        *(
+            (f"expectations: [{{metric: {metric}, reason: r}}]\n", f"{metric} {words}", remedy)
+            for metric, words, remedy in (
+                ("htod_bytes_per_token", "does not gate", "declare htod_bytes"),
+                ("byte_hit_rate", "does not gate", "declare htod_bytes"),
+                ("page_ins", "does not gate", "those that do: alloc_calls_steady, "),
+                ("decode_ms_per_token", "is a time: only exact counters can be declared", "gate.time"),
+            )
+        ),
     ],
 )
 def test_a_mistake_in_the_expectations_points_into_their_file(
