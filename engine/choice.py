@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from engine.config import HOST_POLICIES, RunRequest, Source, parse_share
 from engine.errors import Refused
 from engine.graph import Graph
 from engine.kv_layout import Buckets, Forecast, forecast
-from engine.paging.arena import pack
+from engine.paging.arena import enough, pack
 from engine.paging.experts import BankPlan, decide, split
 from engine.paging.residency import least_budget
 from engine.plan import Plan
@@ -80,8 +80,13 @@ def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: s
     stays = nominal is None or packed <= (nominal if limit is None else min(nominal, limit - kv.peak_bytes))
     banks = decide(plan, ALL_FIT if stays else _why_whole(request, policy, kind))
     paged = split({1: plan}, banks)[1]
-    if limit is not None:
-        _check_limit(request, limit, kv, least_budget(paged, policy, granule))
+    if limit is not None and config.vram_limit is not None:
+
+        def room(size: int) -> tuple[int, int]:
+            kv_bytes = foreseen(request, plan, buckets, size, request.tokens - 1).peak_bytes
+            return kv_bytes, least_budget(paged, policy, size)
+
+        _check_limit(config.vram_limit, limit, plan.weight_bytes, granule, room)
     packed = _packed(paged, granule)
     held = packed if nominal is None else min(packed, nominal // granule * granule)
     decisions = (
@@ -181,14 +186,16 @@ def _lent(limit: int | None, kv: Forecast, held: int) -> tuple[Decision, ...]:
     return (Decision("lent_to_weights", back, "derived", reason),)
 
 
-def _check_limit(request: RunRequest, limit: int, kv: Forecast, least: int) -> None:
-    """Refuse a limit that cannot hold the widest step beside what the KV cache will need, before anything runs."""
-    assert request.config.vram_limit is not None
-    beside = request.config.vram_limit - limit + kv.peak_bytes
-    left = limit - kv.peak_bytes
-    if left < least:
+def _check_limit(asked: int, limit: int, weights: int, granule: int, room: Callable[[int], tuple[int, int]]) -> None:
+    """Refuse a limit that cannot hold the widest step beside what the KV cache will need, before anything runs.
+
+    `room`: what these two take, the cache first, in granules of a size.
+    """
+    kv, step = room(granule)
+    fixed = asked - limit
+    if limit - kv < step:
         raise Refused(
-            f"vram limit {request.config.vram_limit} bytes leaves {max(left, 0)} for weights beside {beside} for KV "
-            f"cache, workspace and tables; the widest step needs {least}",
-            f"give at least {beside + least} bytes",
+            f"vram limit {asked} bytes leaves {max(limit - kv, 0)} for weights beside {fixed + kv} for KV cache, "
+            f"workspace and tables; the widest step needs {step}",
+            enough(asked, fixed + kv + weights, granule, lambda size: fixed + sum(room(size))),
         )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from engine.config import GRANULES_BYTES
 from engine.errors import Refused
 from engine.paging.policy import KeyView, aligned
 from engine.plan import Key, Plan, Step
@@ -44,18 +45,33 @@ def refuse_small(plan: Plan, views: Sequence[KeyView], capacity: int, budget: in
     if budget is None:
         return
     largest = max(plan.keys, key=lambda k: k.nbytes)
+    remedy = enough(budget, plan.weight_bytes, granule, lambda size: minimum_budget(plan, size))
     if budget < largest.nbytes:
         raise Refused(
-            f"weight budget {budget} bytes is below the largest key {largest.name}: {largest.nbytes} bytes",
-            f"give at least {minimum_budget(plan, granule)} bytes",
+            f"weight budget {budget} bytes is below the largest key {largest.name}: {largest.nbytes} bytes", remedy
         )
     needed = _widest_step(views, plan.steps)
     if capacity < needed:
         raise Refused(
             f"weight budget {budget} bytes holds {capacity} granules of {granule} bytes, "
-            f"below the {needed} granules ({needed * granule} bytes) of the widest step",
-            f"give at least {minimum_budget(plan, granule)} bytes",
+            f"and the widest step takes {needed} ({needed * granule} bytes)",
+            remedy,
         )
+
+
+def enough(asked: int, most: int, granule: int, least: Callable[[int], int]) -> str:
+    """What to give where `asked` bytes are less than the `least` that granules of a size allow.
+
+    Where that is `most`, in which all weights stand, nothing would stream: smaller granules are the only remedy, which
+    a simulated card can be given. They are also named where they alone make the bytes that were asked for enough.
+    """
+    needed, finer = least(granule), [size for size in reversed(GRANULES_BYTES) if size < granule]
+    if (size := next((size for size in finer if least(size) <= asked), None)) is not None:
+        smaller = f"a granule of {size} bytes on a simulated card"
+        return f"give {smaller}" if needed >= most else f"give at least {needed} bytes, or {smaller}"
+    if needed >= most and (size := next((size for size in finer if least(size) < most), None)) is not None:
+        return f"give at least {least(size)} bytes and a granule of {size} bytes on a simulated card"
+    return f"give at least {needed} bytes"
 
 
 def minimum_budget(plan: Plan, granule: int) -> int:

@@ -177,6 +177,40 @@ def test_field_63_the_remedys_number_works_and_a_byte_less_does_not(
     assert works.facts["peak_weight_mapped_bytes"] <= least
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"weight_budget": "50%"}, r"give a granule of (?P<granule>\d+) bytes on a simulated card"),
+        (
+            {"weight_budget": "50%", "policy": "staging"},
+            r"give a granule of (?P<granule>\d+) bytes on a simulated card",
+        ),
+        ({"vram_limit": 220_000}, r"give a granule of (?P<granule>\d+) bytes on a simulated card"),
+        (
+            {"weight_budget": 1000},
+            r"give at least (?P<weight_budget>\d+) bytes and a granule of (?P<granule>\d+) bytes on a simulated card",
+        ),
+        (
+            {"weight_budget": "50%", "granule": 65536},
+            r"give at least \d+ bytes, or a granule of (?P<granule>\d+) bytes on a simulated card",
+        ),
+    ],
+)
+def test_a_granule_that_leaves_nothing_to_stream_is_what_the_remedy_names(
+    tiny: Path, plan: Plan, asked: dict[str, Any], said: str
+) -> None:
+    """Granules of 2 MiB hold all of this model in one: to give the bytes of one would have nothing stream."""
+    refused = run(tiny, config=asked)
+    assert refused.code == 13
+    told = re.fullmatch(said, refused.error["remedy"])
+    assert told, refused.error["remedy"]
+    mended = {name: int(value) for name, value in told.groupdict().items()}
+    outcome = run(tiny, config={**asked, **mended})
+    assert outcome.code == 0 and outcome.counters["htod_bytes"] > plan.weight_bytes, "it streams"
+    larger = {**asked, **mended, "granule": 2 * mended["granule"]}
+    assert "weight_budget" in mended or run(tiny, config=larger).code == 13, "the largest granule that will do"
+
+
 @pytest.mark.parametrize("less", [0, 1, G, 2 * G])
 def test_field_63_budgets_of_all_weights_and_a_little_less(tiny: Path, plan: Plan, less: int) -> None:
     outcome = run(tiny, config={"weight_budget": plan.weight_bytes - less, "granule": G})

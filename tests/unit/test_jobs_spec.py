@@ -222,7 +222,7 @@ def test_the_documented_example_loads_and_holds_every_key(checkout: Path, tmp_pa
     manifest = plan(spec, FakeResolver())
     assert len(manifest.cells) == 4
     assert manifest.expectations[0].change == "lower"
-    assert {cell.prompt: len(cell.locks) for cell in manifest.cells} == {"capital": 1, "story": 0}
+    assert {cell.prompt: len(cell.locks) for cell in manifest.cells} == {"count": 1, "story": 0}
 
 
 def test_what_is_not_built_is_listed_as_it_is_refused(checkout: Path) -> None:
