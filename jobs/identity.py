@@ -2,14 +2,14 @@
 
 Order of questions: does an arm equal itself over its runs and over a batch's sequences of one prompt (else
 NONDETERMINISTIC), over its generations (else its own state is corrupted, deterministically), and only then: does it
-equal base, generation by generation. A difference is a VIOLATION when base's own gap rules a near tie out, else
-UNADJUDICATED: a near tie needs a teacher-forced oracle, and none was run.
+equal base, generation by generation. A difference is a VIOLATION when base's own gap rules a near tie out, else it is
+put before a teacher-forced oracle (`jobs.near_tie`), and UNADJUDICATED as long as that has not spoken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -24,7 +24,7 @@ Number = TypeVar("Number", int, float)
 CONTEXT = 4
 """Ids shown on each side of a difference."""
 
-NO_ORACLE = "no oracle was run"
+NO_ORACLE = "no oracle was run, so a near tie is not excused and it counts as VIOLATION"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,15 @@ class ArmStreams:
     def run_ids(self) -> tuple[str, ...]:
         """Runs that gave these streams."""
         return tuple(run[0].run_id for run in self.runs if run)
+
+
+Oracle = Callable[[Stream, Stream], tuple[IdentityClass, str]]
+"""What a teacher-forced reference makes of the first difference between base's stream and another's, and why."""
+
+
+def no_oracle(_left: Stream, _right: Stream) -> tuple[IdentityClass, str]:
+    """Nobody to ask."""
+    return "UNADJUDICATED", NO_ORACLE
 
 
 def streams_of(arm: str, records: Sequence[RunRecord]) -> ArmStreams:
@@ -147,10 +156,12 @@ def pair_row(
     contract: IdentityContract,
     what: What = "pair",
     unsteady: Collection[str] = (),
+    oracle: Oracle = no_oracle,
 ) -> IdentityRow:
     """Base against another arm; `unsteady` names the arms whose `self_row` was NONDETERMINISTIC.
 
-    The row shows the first generation and sequence that differ; the note names the others. IDENTICAL means: every
+    The row shows the first generation and sequence that differ, of those for which there is the least excuse; the note
+    names the others. IDENTICAL means: every
     generation, every sequence that both batches have, and both arms repeat themselves over their runs.
     """
     places = sorted(set(base.places()) & set(other.places()))
@@ -170,9 +181,7 @@ def pair_row(
     bad = [(left, right) for left, right in pairs if _differ(left, right) and not _allowed(left, right, contract)]
     if not bad:
         return _equal(base, other, what, places, compared)
-    left, right = bad[0]
-    later = left.generation != places[0][0]
-    klass, why = _class_of(left, right, contract, later=later)
+    left, right, klass, why = _least_excused(bad, contract, places[0][0], oracle)
     return _row(left, right, klass, what, compared, _places_note(bad, places, why))
 
 
@@ -219,7 +228,26 @@ def _prefix_class(left: Stream, right: Stream) -> Literal["SHORT", "LONG"] | Non
     return "SHORT" if left.stop == "length" or right.stop is None else "LONG"
 
 
-def _class_of(left: Stream, right: Stream, contract: IdentityContract, *, later: bool) -> tuple[IdentityClass, str]:
+def _least_excused(
+    bad: Sequence[tuple[Stream, Stream]], contract: IdentityContract, first: int, oracle: Oracle
+) -> tuple[Stream, Stream, IdentityClass, str]:
+    """The difference that names the row: the first, unless it may be a near tie and a later one may not.
+
+    The same two lists of ids in a later generation are the same difference again.
+    """
+    found: dict[tuple[int, tuple[int, ...], tuple[int, ...]], tuple[Stream, Stream, IdentityClass, str]] = {}
+    for left, right in bad:
+        same = (left.place[1], left.ids, right.ids)
+        if same not in found:
+            klass, why = _class_of(left, right, contract, later=left.generation != first, oracle=oracle)
+            found[same] = (left, right, klass, why)
+    excuse: dict[IdentityClass, int] = {"UNADJUDICATED": 1, "NEAR_TIE": 2}
+    return min(found.values(), key=lambda one: excuse.get(one[2], 0))
+
+
+def _class_of(
+    left: Stream, right: Stream, contract: IdentityContract, *, later: bool, oracle: Oracle
+) -> tuple[IdentityClass, str]:
     shape = _prefix_class(left, right)
     if shape:
         return shape, f"equal up to there; {_ends(left)}; {_ends(right)}"
@@ -232,10 +260,8 @@ def _class_of(left: Stream, right: Stream, contract: IdentityContract, *, later:
     if gap is not None and gap > 2 * contract.near_tie_cap:
         return "VIOLATION", f"base's gap there is {gap:.4g}, too clear for a near tie"
     known = "is not recorded" if gap is None else f"is {gap:.4g}"
-    return (
-        "UNADJUDICATED",
-        f"base's gap there {known}; {NO_ORACLE}, so a near tie is not excused and it counts as VIOLATION",
-    )
+    klass, why = oracle(left, right)
+    return klass, f"base's gap there {known}; {why}"
 
 
 def _ends(stream: Stream) -> str:

@@ -9,20 +9,39 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from jobs import declared, outcomes, wording
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
-from jobs.verdict import Finding, FollowUp, Outcome, Verdict
+from jobs.near_tie import Adjudication, FollowUp
+from jobs.verdict import Finding, Outcome, Verdict
 
 
 def judge(doc: JudgeInput) -> Verdict | tuple[FollowUp, ...]:
-    """The verdict on a sweep, or what else must be run first. This first form always answers with a verdict."""
+    """The verdict on a sweep, or what must be asked first: over all, `limits.follow_ups` questions at most."""
     doc = normalise(doc)
+    judged = _judged(doc)
+    asked = tuple(dict.fromkeys(question for cell in judged for question in cell.open_questions))
+    room = max(0, doc.manifest.limits.follow_ups - len(doc.adjudications))
+    return asked[:room] or _verdict(doc, judged)
+
+
+def concluded(doc: JudgeInput, why: str) -> Verdict:
+    """The verdict although questions may be open: `why` nobody answers them."""
+    while isinstance(answer := judge(doc), tuple):
+        unanswered = (Adjudication(asked=question, failure=why) for question in answer)
+        doc = doc.model_copy(update={"adjudications": (*doc.adjudications, *unanswered)})
+    return answer
+
+
+def _judged(doc: JudgeInput) -> list[JudgedCell]:
     given = {cell.plan.cell: cell for cell in doc.cells}
-    judged = [_judge_plan(doc, plan, given.get(plan.cell)) for plan in doc.manifest.cells]
+    return [_judge_plan(doc, plan, given.get(plan.cell)) for plan in doc.manifest.cells]
+
+
+def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
     findings = outcomes.worst_first(
         [*_document_findings(doc), *(finding for cell in judged for finding in cell.findings)]
     )
@@ -66,7 +85,10 @@ def normalise(doc: JudgeInput) -> JudgeInput:
         for name in sorted(plans, key=lambda name: (order.get(name, len(order)), name))
         for index, (_, plan) in enumerate(sorted(plans[name].items()))
     ]
-    return doc.model_copy(update={"cells": tuple(cells)})
+    answers = {_text(answer): answer for answer in doc.adjudications}
+    return doc.model_copy(
+        update={"cells": tuple(cells), "adjudications": tuple(answers[text] for text in sorted(answers))}
+    )
 
 
 def stamped(verdict: Verdict, harness_digest: str, harness_version: str) -> Verdict:
@@ -86,7 +108,8 @@ def _judge_plan(doc: JudgeInput, plan: CellPlan, given: CellInput | None) -> Jud
     first: dict[str, RunFact] = {}
     for run in runs:
         first.setdefault(run.run_id, run)
-    return judge_cell(doc.manifest, plan, tuple(first.values()))
+    answers = [answer for answer in doc.adjudications if answer.asked.cell == plan.cell]
+    return judge_cell(doc.manifest, plan, tuple(first.values()), answers)
 
 
 def _document_findings(doc: JudgeInput) -> Iterable[Finding]:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from jobs import compare, gates, judge_pair, judge_runs, outcomes
 from jobs.docket import Docket
+from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence, set_aside, view, weigh
 from jobs.model import CellPlan, Manifest, RunFact
+from jobs.near_tie import Adjudication, FollowUp
 from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome, SetAside, TimeRow
 
 DIFFERS = frozenset({"VIOLATION", "SHORT", "LONG", "UNADJUDICATED", "NONDETERMINISTIC"})
@@ -17,28 +19,37 @@ DIFFERS = frozenset({"VIOLATION", "SHORT", "LONG", "UNADJUDICATED", "NONDETERMIN
 
 @dataclass(frozen=True, slots=True)
 class JudgedCell:
-    """A cell's verdict with what the sweep's verdict collects from it. `compared`: base and head met token by token."""
+    """A cell's verdict with what the sweep's verdict collects from it. `compared`: base and head met token by token.
+
+    `open_questions`: what an oracle could still say.
+    """
 
     verdict: CellVerdict
     findings: tuple[Finding, ...]
     set_aside: tuple[SetAside, ...]
     compared: bool
+    open_questions: tuple[FollowUp, ...]
 
 
-def judge_cell(manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact]) -> JudgedCell:
-    """Judge one cell of the manifest; `runs` in block order, without duplicates."""
-    return _Cell(manifest, plan, runs).judge()
+def judge_cell(
+    manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], answers: Sequence[Adjudication] = ()
+) -> JudgedCell:
+    """Judge one cell of the manifest; `runs` in block order, without duplicates; `answers` of the oracle about it."""
+    return _Cell(manifest, plan, runs, answers).judge()
 
 
 class _Cell:
     """The steps of one cell's judgement, in order, over one docket."""
 
-    def __init__(self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact]) -> None:
+    def __init__(
+        self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], answers: Sequence[Adjudication]
+    ) -> None:
         self.manifest = manifest
         self.plan = plan
         least = manifest.identity.min_tokens or plan.settings.tokens
         self.contract = manifest.identity.model_copy(update={"min_tokens": least})
         self.docket = Docket(plan.cell, manifest.gate)
+        self.inquiry = Inquiry(plan, self.contract, answers)
         known = {arm.name: arm for arm in manifest.arms}
         self.arms = [
             weigh(plan, known[name], [run for run in runs if run.arm == name]) for name in plan.arms if name in known
@@ -105,12 +116,18 @@ class _Cell:
             self.planned |= {arm.name} if both and comparable else set()
         else:
             rows = judge_pair.judge_identity(
-                base, arm, self.contract, unsteady=unsteady, vacuous=unmet, comparable=comparable
+                base,
+                arm,
+                self.contract,
+                unsteady=unsteady,
+                vacuous=unmet,
+                comparable=comparable,
+                inquiry=self.inquiry,
             )
         if unbuilt := base.plan.unbuilt or arm.plan.unbuilt:
             rows = tuple(row.model_copy(update={"note": unbuilt}) if row.klass == "MISSING" else row for row in rows)
         self.pair_rows[arm.name] = rows
-        judge_pair.find_differences(self.docket, arm, rows, both=both)
+        judge_pair.find_differences(self.docket, arm, rows, self.contract, both=both)
         if not both:
             return
         if arm.plan.role == "null":
@@ -185,7 +202,8 @@ class _Cell:
             notes=(*self.notes, *self._margin_notes()),
         )
         aside = tuple(row for arm in self.arms for row in set_aside(self.plan.cell, arm))
-        return JudgedCell(verdict, findings, aside, compared)
+        asked = () if self.manifest.gate.identity == "off" else tuple(self.inquiry.open_questions)
+        return JudgedCell(verdict, findings, aside, compared, asked)
 
     def _outcome(self, findings: Sequence[Finding]) -> Outcome:
         leading = outcomes.leading(findings)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from jobs import compare, declared, gates, identity, matching, wording
 from jobs.docket import Docket
 from jobs.identity import ArmStreams
+from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence
 from jobs.metrics import METRICS
 from jobs.model import CellPlan, IdentityContract, Manifest, Missing
@@ -72,8 +73,12 @@ def judge_identity(
     unsteady: Collection[str],
     vacuous: Collection[str],
     comparable: bool,
+    inquiry: Inquiry,
 ) -> tuple[IdentityRow, ...]:
-    """Base against another arm on each card. Where nothing may be claimed, IDENTICAL turns into the reason."""
+    """Base against another arm on each card. Where nothing may be claimed, IDENTICAL turns into the reason.
+
+    What may be a near tie is put to `inquiry`, but not for a null arm: base must equal base.
+    """
     what: identity.What = "null" if other.plan.role == "null" else "pair"
     mine, theirs = by_card(base, contract), by_card(other, contract)
     cards = [card for card in mine if card in theirs]
@@ -81,15 +86,18 @@ def judge_identity(
         row = identity.pair_row(_all_streams(base), _all_streams(other), contract, what, unsteady)
         return (_claimed(row, vacuous=vacuous, comparable=comparable),)
     rows = []
+    asks = inquiry.of(base, other) if comparable and what == "pair" else identity.no_oracle
     for card in cards:
-        row = identity.pair_row(mine[card], theirs[card], contract, what, unsteady)
+        row = identity.pair_row(mine[card], theirs[card], contract, what, unsteady, asks)
         if len(cards) > 1:
             row = row.model_copy(update={"note": f"card {' '.join(card)}; {row.note}"})
         rows.append(_claimed(row, vacuous=vacuous, comparable=comparable))
     return tuple(rows)
 
 
-def find_differences(docket: Docket, other: ArmEvidence, rows: Sequence[IdentityRow], *, both: bool) -> None:
+def find_differences(
+    docket: Docket, other: ArmEvidence, rows: Sequence[IdentityRow], contract: IdentityContract, *, both: bool
+) -> None:
     """Tokens that differ from base's. A null arm that differs shows that base itself is not steady.
 
     `both`: both arms have runs that count. That nothing of them could be compared is then a finding of its own.
@@ -106,7 +114,7 @@ def find_differences(docket: Docket, other: ArmEvidence, rows: Sequence[Identity
                 remedy=remedy,
                 run_ids=[run.run_id for run in other.counted()],
             )
-        if row.klass not in ("VIOLATION", "SHORT", "LONG", "UNADJUDICATED"):
+        if row.klass not in ("VIOLATION", "SHORT", "LONG", "UNADJUDICATED", "NEAR_TIE"):
             continue
         if row.what == "null":
             message = f"{other.name} is base again and gives other tokens: {wording.difference(row)}"
@@ -118,6 +126,7 @@ def find_differences(docket: Docket, other: ArmEvidence, rows: Sequence[Identity
                 wording.difference(row),
                 arm=other.name,
                 run_ids=row.run_ids,
+                note=row.klass == "NEAR_TIE" and contract.near_ties == "allow",
             )
 
 

@@ -6,27 +6,12 @@ judge may read) and a `Verdict` (everything a renderer may show). All are frozen
 
 from __future__ import annotations
 
-import hashlib
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-
-class Document(BaseModel):
-    """A frozen piece of a document; unknown keys are refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    def canonical(self) -> str:
-        """JSON with sorted keys: the form that is stored and digested."""
-        import json
-
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-    def digest(self) -> str:
-        """sha256 of `canonical()`, hexadecimal."""
-        return hashlib.sha256(self.canonical().encode()).hexdigest()
-
+from jobs.document import Document
+from jobs.near_tie import Adjudication
 
 # ---- readings ----------------------------------------------------------------------------------------------------
 
@@ -55,7 +40,7 @@ class Gate(Document):
 
 
 class IdentityContract(Document):
-    """What 'same tokens' means here.
+    """What 'same tokens' means here; `near_tie_cap` is the widest band, in logits, in which two ids may be a tie.
 
     `compare`: full (ids, length and stop reason) or prefix (equal as far as the shorter list goes, which must be
     `min_tokens` at least; None: all that were asked). `near_ties`: refuse (exit 3), allow (exit 0). `scope` names what
@@ -484,6 +469,15 @@ class JudgeInput(Document):
     manifest: Manifest
     manifest_digest: str
     cells: tuple[CellInput, ...]
+    adjudications: tuple[Adjudication, ...] = ()  # answers to what the judge asked for
     stamp: Stamp
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    @model_serializer(mode="wrap")
+    def _without_absent_answers(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before the judge could ask where it did not: inputs of stored verdicts keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.adjudications:
+            fields.pop("adjudications", None)
+        return fields

@@ -397,6 +397,17 @@ certificate_interval = Table(
 
 # ---- what it means -----------------------------------------------------------------------------------------------
 
+adjudication = Table(
+    "adjudication",
+    metadata,
+    _to("sweep", part_of_key=True),
+    _integer("number", part_of_key=True),
+    _words("question_digest"),
+    _json("document"),
+    _time("created_at"),
+    UniqueConstraint("sweep_id", "question_digest"),
+)
+
 verdict = Table(
     "verdict",
     metadata,

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
-from jobs.model import Document, Equation, KeyBytes, Reading, SeamRow, Stamp
+from jobs.document import Document
+from jobs.model import Equation, KeyBytes, Reading, SeamRow, Stamp
 
 IdentityClass = Literal[
     "IDENTICAL",
@@ -259,13 +260,3 @@ class Verdict(Document):
         if not self.notes:
             fields.pop("notes", None)
         return fields
-
-
-class FollowUp(Document):
-    """More evidence the judge asks for before it answers; the dispatcher runs it, appends it, judges again."""
-
-    kind: Literal["rerun_base", "oracle", "more_blocks"]
-    cell: str
-    arm: str = "base"
-    count: int = 1
-    reason: str

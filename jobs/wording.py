@@ -13,7 +13,7 @@ REMEDY = MappingProxyType[Outcome, str](
         "VIOLATION": "Look at the ids around the first difference; do not merge before the tokens agree.",
         "SHORT": "Find out why generation ends early; a wrong end id is the usual sign of corrupted logits.",
         "LONG": "Find out why generation no longer ends where it did; check the end ids.",
-        "UNADJUDICATED": "Treat it as wrong tokens until an oracle has adjudicated it.",
+        "UNADJUDICATED": "Read the reason; treat it as wrong tokens until an oracle has adjudicated it.",
         "NONDETERMINISTIC": "Find the race or the stale state that makes runs of one build disagree.",
         "BROKEN_INVARIANT": "The record contradicts itself: mend the counters or the accounting behind them.",
         "BUILD_FAILED": "Mend what the build's log names, or the build command in the sweep file; then run it again.",
@@ -24,7 +24,7 @@ REMEDY = MappingProxyType[Outcome, str](
         "MISSING": "Go on with --resume while runs are pending; when none is, mend the cause and run the sweep anew.",
         "CONTAMINATED": "Free the card of other work, then run the sweep anew.",
         "VACUOUS": "Choose a scenario in which the changed path runs, or mend the path so that it does.",
-        "NEAR_TIE": "Look at both gaps; allow near ties in the contract only if the change may reorder sums.",
+        "NEAR_TIE": "Look at both distances; allow near ties in the contract only if the change may reorder sums.",
         "DECLARED": "Check that the declared change is the one that was meant.",
         "IMPROVED": "Nothing to do: merge when the review is done.",
         "PASS": "Nothing to do: merge when the review is done.",
@@ -107,7 +107,9 @@ def next_step(first: Finding | None, outcome: Outcome) -> str:
 def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
     """What this sweep could not have caught, from how it was set up."""
     plans = doc.manifest.cells
-    spots = ["Base and head agreeing does not make the tokens correct: no oracle was run."]
+    answered = any(not answer.failure for answer in doc.adjudications)
+    asked = "the oracle was asked about differences alone" if answered else "no oracle was run"
+    spots = [f"Base and head agreeing does not make the tokens correct: {asked}."]
     if any(plan.settings.plan_only for plan in plans):
         spots = ["Nothing was computed: plans, bytes and captures are exact, and of tokens nothing is known."]
     if same := _same_as_base(doc.manifest.arms):

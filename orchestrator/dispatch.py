@@ -10,13 +10,15 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jobs.adapters.base import RunOrder
+from jobs.adapters.native_forced import ForceOrder
 from jobs.errors import Conflict, IllegalMove, StoreError, UnknownAttempt, Unstorable
 from jobs.lifecycle import attempts_left
 from jobs.model import ArmPlan, AttemptState, Manifest
+from jobs.near_tie import Adjudication, FollowUp
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
 from orchestrator.clear import ClearVerdict
 from orchestrator.lost import HostLost, Stopped, WorkerLost
@@ -35,7 +37,7 @@ STOP_WAIT_S = 10.0
 class Happening:
     """Something to show: a run began, ended, waits, or a worker was lost. `counts` stands with each end."""
 
-    kind: str  # begin, end, wait, lost
+    kind: str  # begin, end, wait, lost, asks
     cell: str = ""
     arm: str = ""
     text: str = ""
@@ -94,6 +96,7 @@ class Dispatcher:
         self._sweep_id = sweep_id
         self._limits = manifest.limits
         self._arms: dict[str, ArmPlan] = {arm.name: arm for arm in manifest.arms}
+        self._cells = manifest.cells
         self._driver = driver
         self._homes = dict(homes or {})
         self._stopped = stopped
@@ -125,6 +128,38 @@ class Dispatcher:
                 continue
             for ticket in self._placer.ready(tickets, TICK_S):
                 self._receive(next(seat for seat in self._seats if seat.ticket is ticket))
+
+    def ask(self, questions: Sequence[FollowUp]) -> None:
+        """Have the judge's questions answered, one by one, each on the card that base ran on if that is here."""
+        for question in questions:
+            seat = next((seat for seat in self._seats if seat.card == question.card), self._seats[0])
+            about = f"asking the oracle about index {question.first} of {question.base}'s ids"
+            self._tell(Happening("asks", question.cell, question.head, about))
+            answer = self._answer(seat, question)
+            self._store.write_adjudication(self._sweep_id, answer)
+
+    def _answer(self, seat: Seat, question: FollowUp) -> Adjudication:
+        """What a worker says to a question. One that is lost over it is replaced and asked again, within the limit."""
+        plan = next(cell for cell in self._cells if cell.cell == question.cell)
+        arms = self._arms[question.base], self._arms[question.head]
+        order = ForceOrder(question, plan, *arms, timeout_s=self._limits.run_timeout_s)
+        answer = Adjudication(asked=question, failure="it was not tried")
+        for _ in range(self._limits.attempts):
+            ticket = self._placer.adjudicate(seat.worker, order)
+            try:
+                while not self._placer.ready([ticket], TICK_S):
+                    if self._stopped():
+                        self._placer.stop()
+                        raise Stopped
+                answer = self._placer.adjudication(ticket)
+                break
+            except WorkerLost as lost:
+                self._tell(Happening("lost", question.cell, question.head, str(lost)))
+                answer = Adjudication(asked=question, failure=str(lost))
+                seat.hello = self._placer.replace(seat.worker)
+        if self._stopped():  # what was cut off is no answer
+            raise Stopped
+        return answer
 
     def _tell_of_leases(self, left: Pending) -> None:
         """What is pending is leased to another driver: it works there, or it died and its leases end within LEASE_S."""

@@ -17,7 +17,9 @@ from filelock import FileLock, Timeout
 from ulid import ULID
 
 from jobs.errors import StoreError
+from jobs.judge import judge
 from jobs.model import JudgeInput, Manifest
+from jobs.near_tie import FollowUp
 from jobs.store import Pending, Store
 from orchestrator.cards import CardHeld, CardName, ProbeError
 from orchestrator.choose import ANY_CLASS, choose_cards
@@ -69,7 +71,7 @@ def run_embedded(
         take_over(store, sweep_id, settings)
         if stop():
             raise Stopped
-        if not store.pending(sweep_id).pending:
+        if not store.pending(sweep_id).pending and not open_questions(store, sweep_id):
             return store.pending(sweep_id)
         homes = half_done(store.judge_input(sweep_id))
         guard = Guard.start(str(ULID()).lower())
@@ -82,13 +84,24 @@ def run_embedded(
             dispatcher = Dispatcher(store, placer, sweep_id, manifest, name, homes=homes, stopped=stop, tell=tell)
             try:
                 dispatcher.seat(hellos)
-                return dispatcher.work()
+                dispatcher.work()
+                while asked := open_questions(store, sweep_id):
+                    dispatcher.ask(asked)
+                return store.pending(sweep_id)
             except HostLost:
                 dispatcher.abandon()
                 raise
         finally:
             placer.close()
             guard.finish()
+
+
+def open_questions(store: Store, sweep_id: str) -> tuple[FollowUp, ...]:
+    """What the judge asks for before it answers; nothing as long as runs are pending."""
+    if store.pending(sweep_id).pending:
+        return ()
+    answer = judge(store.judge_input(sweep_id))
+    return answer if isinstance(answer, tuple) else ()
 
 
 @contextlib.contextmanager

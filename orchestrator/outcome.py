@@ -13,7 +13,8 @@ from typing import Literal, TextIO
 
 from pydantic import ValidationError
 
-from jobs.model import Document, RunRecord
+from jobs.document import Document
+from jobs.model import RunRecord
 
 TRIES = 100
 """How often a folder is made anew that another worker's last outcome took away."""

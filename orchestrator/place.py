@@ -12,6 +12,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jobs.adapters.native_forced import ForceOrder
+from jobs.near_tie import Adjudication
 from orchestrator.cards import CardHeld, CardName
 from orchestrator.clear import ClearVerdict
 from orchestrator.outcome import RunOutcome
@@ -49,6 +51,10 @@ class Placer(Protocol):
         """Give a worker an order."""
         ...
 
+    def adjudicate(self, worker: str, order: ForceOrder) -> Ticket:
+        """Put a question about tokens to a worker."""
+        ...
+
     def ready(self, tickets: Sequence[Ticket], timeout_s: float) -> tuple[Ticket, ...]:
         """Those of `tickets` that have an answer, after waiting up to `timeout_s` for the first."""
         ...
@@ -59,6 +65,10 @@ class Placer(Protocol):
 
     def outcome(self, ticket: Ticket) -> RunOutcome:
         """The answer of a run. Raises WorkerLost."""
+        ...
+
+    def adjudication(self, ticket: Ticket) -> Adjudication:
+        """The answer to a question. Raises WorkerLost."""
         ...
 
     def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
@@ -111,6 +121,10 @@ class InProcessPlacer:
         """Run on the worker's thread."""
         return Ticket(worker, self._threads[worker].submit(self._workers[worker].run, work))
 
+    def adjudicate(self, worker: str, order: ForceOrder) -> Ticket:
+        """Ask on the worker's thread."""
+        return Ticket(worker, self._threads[worker].submit(self._workers[worker].adjudicate, order))
+
     def ready(self, tickets: Sequence[Ticket], timeout_s: float) -> tuple[Ticket, ...]:
         """Tickets whose thread has answered."""
         done, _ = wait([t.ref for t in tickets], timeout_s, FIRST_COMPLETED)
@@ -124,6 +138,11 @@ class InProcessPlacer:
     def outcome(self, ticket: Ticket) -> RunOutcome:
         """The run's answer."""
         future: Future[RunOutcome] = ticket.ref
+        return future.result()
+
+    def adjudication(self, ticket: Ticket) -> Adjudication:
+        """The question's answer."""
+        future: Future[Adjudication] = ticket.ref
         return future.result()
 
     def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:

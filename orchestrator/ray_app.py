@@ -16,6 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from jobs.adapters.native_forced import ForceOrder
+from jobs.near_tie import Adjudication
 from orchestrator.cards import CardName, CardProbe, ProbeError
 from orchestrator.choose import only_visible
 from orchestrator.clear import ClearVerdict
@@ -70,6 +72,10 @@ class CardActor:
     def run(self, work: WorkOrder) -> RunOutcome:
         """One attempt."""
         return self._inner.run(work)
+
+    def adjudicate(self, order: ForceOrder) -> Adjudication:
+        """One question."""
+        return self._inner.adjudicate(order)
 
     def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
         """Forget a stored outcome."""
@@ -138,6 +144,12 @@ class RayPlacer:
         self._running[worker] = ref
         return Ticket(worker, ref)
 
+    def adjudicate(self, worker: str, order: ForceOrder) -> Ticket:
+        """Put a question to the actor."""
+        ref = self._actors[worker].adjudicate.remote(order)
+        self._running[worker] = ref
+        return Ticket(worker, ref)
+
     def ready(self, tickets: Sequence[Ticket], timeout_s: float) -> tuple[Ticket, ...]:
         """Tickets with an answer, an error being one."""
         import ray
@@ -156,6 +168,13 @@ class RayPlacer:
         self._running.pop(ticket.worker, None)
         answer = self._answer(ticket)
         assert isinstance(answer, RunOutcome), answer
+        return answer
+
+    def adjudication(self, ticket: Ticket) -> Adjudication:
+        """The question's answer."""
+        self._running.pop(ticket.worker, None)
+        answer = self._answer(ticket)
+        assert isinstance(answer, Adjudication), answer
         return answer
 
     def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:

@@ -7,20 +7,23 @@ spawned it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 from jobs.adapters.base import Adapter, RunOrder, RunPlace, RunResult
 from jobs.adapters.native import NativeAdapter
+from jobs.adapters.native_forced import ForceOrder, adjudicate
 from jobs.errors import Unstorable
 from jobs.model import Certificate, RunRecord
+from jobs.near_tie import Adjudication
 from jobs.store.strict import storable
 from orchestrator.cards import CardName, CardProbe, CardSnapshot, ProbeError
 from orchestrator.clear import ClearPolicy, ClearVerdict, Moment, judge, worst
@@ -123,29 +126,44 @@ class GpuWorker:
             Spool(self.settings.spool).put(outcome)
         return outcome
 
+    def adjudicate(self, order: ForceOrder) -> Adjudication:
+        """Answer a question about tokens on this card."""
+        assert self._lock is not None, "a worker runs only while it holds its card"
+        with self._scratch() as scratch:
+            answer = adjudicate(order, RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned))
+        return answer.model_copy(update={"failure": redact(answer.failure)})
+
     def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
         """The outcome is stored; forget it."""
         Spool(self.settings.spool).acknowledge(sweep_id, attempt_id)
 
     def _measure(self, order: RunOrder, before: CardSnapshot, verdict: ClearVerdict) -> tuple[RunResult, Certificate]:
         """Run the child under watch, then see that the card came back."""
-        self.settings.scratch.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix="run-", dir=self.settings.scratch))
         book = WatchBook(self.settings.policy, simulated=self.card.simulated)
         watch = CardWatch(self.probe, self.card.uuid, book, time.monotonic, tell=self._tell)
         meter = HostMeter()
         watch.start()
         try:
-            adapter = self.adapters[order.arm.adapter]
-            result = adapter.run(order, RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned))
+            with self._scratch() as scratch:
+                adapter = self.adapters[order.arm.adapter]
+                result = adapter.run(order, RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned))
         finally:
             report = watch.stop()
-            self._child = None
-            shutil.rmtree(scratch, ignore_errors=True)
         host = meter.read()
         after, after_verdict = self._released()
         verdicts = [verdict, *([report.verdict] if report.verdict else []), after_verdict]
         return result, self._certificate(verdicts, before, after, report, host, result.leftovers)
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """A folder for one order, and no child left to watch after it."""
+        self.settings.scratch.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix="run-", dir=self.settings.scratch))
+        try:
+            yield scratch
+        finally:
+            self._child = None
+            shutil.rmtree(scratch, ignore_errors=True)
 
     def _released(self) -> tuple[CardSnapshot, ClearVerdict]:
         """The card after the run: freed memory shows late, so it gets a while before it counts as held."""

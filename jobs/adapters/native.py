@@ -61,15 +61,9 @@ class NativeAdapter:
 
     def run(self, order: RunOrder, place: RunPlace) -> RunResult:
         """One attempt: spawn, listen, verify, write down."""
-        if order.arm.unbuilt:  # without a tree it would import the installed engine
-            return RunResult("failed", None, order.arm.unbuilt)
-        tree = Path(order.arm.python_path) if order.arm.python_path else own_root()
-        try:
-            digest = tree_digest(tree, order.arm.build.outputs if order.arm.build else ())
-        except SpecError as exc:
-            return RunResult("failed", None, f"engine tree: {exc}")
-        if order.arm.tree_digest and digest != order.arm.tree_digest:
-            return RunResult("failed", None, _changed_words(order, tree, digest))
+        tree, digest, wrong = checked_tree(order.arm)
+        if wrong:
+            return RunResult("failed", None, wrong)
         if fault := self._model_fault(order):
             return RunResult("failed", None, f"provenance: {fault}")
         known = Known(digest, self._models(Path(order.cell.model_path)))
@@ -128,11 +122,23 @@ def request_document(cell: CellPlan, arm: ArmPlan, card_uuid: str | None) -> dic
     }
 
 
-def child_environment(order: RunOrder, environ: Mapping[str, str]) -> dict[str, str]:
+def checked_tree(arm: ArmPlan) -> tuple[Path, str, str]:
+    """An arm's engine tree, its digest, and why it must not run; empty when it is what was planned."""
+    tree = Path(arm.python_path) if arm.python_path else own_root()
+    if arm.unbuilt:  # without a tree it would import the installed engine
+        return tree, "", arm.unbuilt
+    try:
+        digest = tree_digest(tree, arm.build.outputs if arm.build else ())
+    except SpecError as exc:
+        return tree, "", f"engine tree: {exc}"
+    return tree, digest, _changed_words(arm, tree, digest) if arm.tree_digest not in ("", digest) else ""
+
+
+def child_environment(arm: ArmPlan, environ: Mapping[str, str]) -> dict[str, str]:
     """Allowlist, then what is fixed, then the arm's own variables and its import path."""
-    env = {**allowed_environment(environ, ENVIRONMENT), **FIXED_ENVIRONMENT, **order.arm.env}
-    if order.arm.python_path:
-        env["PYTHONPATH"] = order.arm.python_path
+    env = {**allowed_environment(environ, ENVIRONMENT), **FIXED_ENVIRONMENT, **arm.env}
+    if arm.python_path:
+        env["PYTHONPATH"] = arm.python_path
     return env
 
 
@@ -162,7 +168,7 @@ def _child_order(python: str, order: RunOrder, place: RunPlace, request: Path) -
     words = ("-P", "-m", "engine", "run", "--request", str(request))
     return ChildOrder(
         argv=(python, *words, "--result-fd", "{result_fd}", "--control-fd", "{control_fd}"),
-        env=child_environment(order, place.environ),
+        env=child_environment(order.arm, place.environ),
         cwd=place.scratch,
         log_path=place.scratch / "child.log",
         timeout_s=order.timeout_s,
@@ -191,7 +197,7 @@ def _outcome(end: ChildEnd, stream: Stream, lie: str | None) -> tuple[str, str, 
         return "measured", "", False
     kind = _KINDS.get(end.exit_code or 0, "crash")
     what = "no result" if end.exit_code == 0 else f"exit {end.exit_code}"
-    return kind, f"{kind}: {what}; {_last_log_line(end)}", kind not in _KINDS.values() or kind in _RETRIED_KINDS
+    return kind, f"{kind}: {what}; {last_log_line(end)}", kind not in _KINDS.values() or kind in _RETRIED_KINDS
 
 
 def _result(kind: str, record: RunRecord, reason: str, retry: bool, end: ChildEnd) -> RunResult:
@@ -204,13 +210,14 @@ def _result(kind: str, record: RunRecord, reason: str, retry: bool, end: ChildEn
     return RunResult("failed", record, reason, retry, end.leftovers)
 
 
-def _changed_words(order: RunOrder, tree: Path, digest: str) -> str:
+def _changed_words(arm: ArmPlan, tree: Path, digest: str) -> str:
     return (
-        f"provenance: engine of arm {order.arm.name} in {tree} has digest {digest[:12]}, the plan says "
-        f"{order.arm.tree_digest[:12]}: it changed since the sweep was submitted"
+        f"provenance: engine of arm {arm.name} in {tree} has digest {digest[:12]}, the plan says "
+        f"{arm.tree_digest[:12]}: it changed since the sweep was submitted"
     )
 
 
-def _last_log_line(end: ChildEnd) -> str:
+def last_log_line(end: ChildEnd) -> str:
+    """The last words of a child that said nothing else."""
     lines = [line for line in end.log_tail.splitlines() if line.strip()]
     return f"log ends: {lines[-1][:300]}" if lines else "the log is empty"

@@ -139,7 +139,7 @@ class LimitsForm(Form):
     queue_timeout_s: Seconds = 3600.0
     attempts: Annotated[int, Field(ge=1, le=1000)] = 3
     contamination_reruns: Annotated[int, Field(ge=0, le=1000)] = 2
-    follow_ups: Annotated[int, Field(ge=0)] = 4
+    follow_ups: Annotated[int, Field(ge=0, le=1000)] = 4
 
 
 class CardsForm(Form):

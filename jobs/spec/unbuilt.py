@@ -10,22 +10,15 @@ from jobs.spec.yaml_lines import Path_, Source
 
 ALL_SCOPES = frozenset({"batch", "card", "driver"})
 
-UNBUILT: tuple[str, ...] = ("identity.near_ties: allow", "identity.scope", "limits.follow_ups", "locks.margin")
+UNBUILT: tuple[str, ...] = ("identity.scope", "locks.margin")
 """What is refused, as docs/sweep-file.md lists it."""
 
 
 def unbuilt(form: SweepForm, source: Source) -> Iterator[SpecError]:
     """One fault for each key that asks for what is not built; a value that changes nothing is let through."""
-    identity: Path_ = ("identity",)
-    if form.identity.near_ties == "allow":
-        remedy = "leave it out: without an oracle run no near tie can be told from wrong tokens"
-        yield _refused(source, (*identity, "near_ties"), "near_ties: allow", remedy)
     if frozenset(form.identity.scope) != ALL_SCOPES:
         remedy = "leave it out: batch, card and driver must all be equal"
-        yield _refused(source, (*identity, "scope"), "a narrower identity.scope", remedy)
-    if "follow_ups" in form.limits.model_fields_set:
-        remedy = "leave it out, and give the sweep more blocks instead"
-        yield _refused(source, ("limits", "follow_ups"), "limits.follow_ups", remedy)
+        yield _refused(source, ("identity", "scope"), "a narrower identity.scope", remedy)
     for index, lock in enumerate(form.locks):
         if lock.margin is not None:
             remedy = "leave it out: the gap is only worth a lock against an oracle run"

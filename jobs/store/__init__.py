@@ -10,6 +10,7 @@ from datetime import datetime
 
 from jobs.errors import SpecError
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
+from jobs.near_tie import Adjudication
 from jobs.store import claims, events, readback, records, revision, submission, verdicts
 from jobs.store.connect import Database
 from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, RunTicket, SweepRow
@@ -162,6 +163,11 @@ class Store:
         """What one attempt measured, also one that was set aside; None when it wrote nothing."""
         with self._database.reading() as connection:
             return readback.record(connection, attempt_id)
+
+    def write_adjudication(self, sweep_id: str, answer: Adjudication) -> None:
+        """Store the answer to a question of the judge; there is one of each, and a resend is a no-op."""
+        now = self._now()
+        self._database.write(lambda c: verdicts.write_adjudication(c, sweep_id, answer, now))
 
     def write_verdict(self, sweep_id: str, verdict: Verdict, input_digest: str, *, closes: bool = True) -> str:
         """Store a verdict and mark the sweep judged; returns the verdict's id.

@@ -29,7 +29,7 @@ from jobs.model import (
     SequenceTokens,
     Stamp,
 )
-from jobs.store import submission
+from jobs.store import submission, verdicts
 from jobs.store.records import COLUMNS_ALIKE
 from jobs.store.strict import flag_text
 from jobs.tables import (
@@ -68,6 +68,7 @@ def judge_input(connection: Connection, sweep_id: str) -> JudgeInput:
         manifest=manifest,
         manifest_digest=row.manifest_digest,
         cells=cells,
+        adjudications=verdicts.adjudications(connection, sweep_id),
         stamp=Stamp(
             sweep_id=sweep_id,
             request=row.request,

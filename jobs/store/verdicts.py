@@ -1,4 +1,4 @@
-"""Verdicts as stored: numbered documents, never edited; the newest one speaks."""
+"""Verdicts as stored: numbered documents, never edited; the newest one speaks. And the answers they rest on."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, Select, insert, select, update
 
-from jobs.errors import StoreError
+from jobs.errors import Conflict, StoreError
 from jobs.lifecycle import advance
+from jobs.near_tie import Adjudication
 from jobs.store import events, submission
 from jobs.store.rows import new_id
-from jobs.tables import finding, sweep, verdict
+from jobs.tables import adjudication, finding, sweep, verdict
 from jobs.verdict import Verdict
 
 
@@ -56,6 +57,34 @@ def write_verdict(
     else:
         events.log(connection, sweep_id, sweep_id, "verdict", now, frm=row.state, target=row.state, message=said)
     return verdict_id
+
+
+def write_adjudication(connection: Connection, sweep_id: str, answer: Adjudication, now: datetime) -> None:
+    """Store an answer with its question. Raises Conflict when that has another answer already."""
+    submission.one(connection, sweep_id)
+    question = answer.asked.digest()
+    rows = connection.execute(_adjudications(sweep_id)).all()
+    earlier = next((row for row in rows if row.question_digest == question), None)
+    if earlier is not None:
+        if earlier.document != answer.model_dump(mode="json"):
+            raise Conflict(f"sweep {sweep_id} holds another answer to this question", "judge the sweep again")
+        return
+    document = answer.model_dump(mode="json")
+    row = {"sweep_id": sweep_id, "number": len(rows) + 1, "question_digest": question, "document": document}
+    connection.execute(insert(adjudication), {**row, "created_at": now})
+    asked = answer.asked
+    said = answer.failure or f"answered at {len(answer.positions)} indices"
+    subject = f"{asked.head} of {asked.cell} at index {asked.first}: {said}"
+    events.log(connection, sweep_id, sweep_id, "adjudication", now, message=subject)
+
+
+def adjudications(connection: Connection, sweep_id: str) -> tuple[Adjudication, ...]:
+    """What the oracle was asked about a sweep, and its answers, in order."""
+    return tuple(Adjudication.model_validate(row.document) for row in connection.execute(_adjudications(sweep_id)))
+
+
+def _adjudications(sweep_id: str) -> Select[Any]:
+    return select(adjudication).where(adjudication.c.sweep_id == sweep_id).order_by(adjudication.c.number)
 
 
 def _close(connection: Connection, sweep_id: str, frm: str, said: str, now: datetime) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.judge import judge
+from jobs.judge import concluded, judge
 from jobs.judge_arm import _top_keys
 from jobs.model import Expectation, Gate, JudgeInput, KeyBytes, Lock, RunSettings, Witness
 from jobs.verdict import CellVerdict, IdentityRow, MetricRow, Verdict
@@ -160,9 +160,9 @@ def test_a_head_that_runs_on_is_long(documents: Any) -> None:
 def test_a_small_gap_is_unadjudicated_and_counts_as_a_violation(documents: Any) -> None:
     small = {"gap": 0.09}
     head = documents.stable_arm(ids=lambda _r, _g: flip(documents.IDS, 19, 46283), **small)
-    verdict = verdict_of(documents.sweep(base=documents.arm(**small), head=head))
+    verdict = concluded(documents.sweep(base=documents.arm(**small), head=head), "no worker was there")
     assert (verdict.outcome, verdict.exit_code) == ("UNADJUDICATED", 1)
-    assert "no oracle was run" in verdict.headline
+    assert "the oracle could not be asked (no worker was there)" in verdict.headline
 
 
 def test_a_head_that_does_not_repeat_itself_is_at_fault(documents: Any) -> None:

@@ -35,7 +35,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "{revision}"
-down_revision = "0004"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
@@ -192,25 +192,25 @@ def test_field_65_down_and_up_again(store_url: str) -> None:
 
 def test_a_later_migration_is_applied_and_asked_for(store_url: str, tmp_path: Path) -> None:
     migrate.upgrade(store_url)
-    folder = scripts_with(tmp_path, r0005="pass")
+    folder = scripts_with(tmp_path, r0006="pass")
     database = Database(store_url)
-    with pytest.raises(StoreError, match=r"at revision 0004, this assay needs 0005 \(assay db upgrade --store"):
+    with pytest.raises(StoreError, match=r"at revision 0005, this assay needs 0006 \(assay db upgrade --store"):
         revision.require_head(database, folder)
-    assert revision.upgrade(database, folder) == ("0004", "0005")
+    assert revision.upgrade(database, folder) == ("0005", "0006")
     revision.require_head(database, folder)
     database.close()
-    with pytest.raises(StoreError, match=r"at revision 0005, which this assay \(0004\) does not know"):
+    with pytest.raises(StoreError, match=r"at revision 0006, which this assay \(0005\) does not know"):
         migrate.upgrade(store_url)
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(store_url: str, tmp_path: Path) -> None:
     migrate.upgrade(store_url)
     database = Database(store_url)
-    folder = scripts_with(tmp_path, r0005="raise RuntimeError('no')")
+    folder = scripts_with(tmp_path, r0006="raise RuntimeError('no')")
     with pytest.raises(RuntimeError, match="no"):
         revision.upgrade(database, folder)
     with database.reading() as connection:
-        assert revision.current(connection) == "0004"
+        assert revision.current(connection) == "0005"
         assert "later" not in inspect(connection).get_table_names()
     database.close()
 
@@ -231,7 +231,7 @@ def test_sql_can_be_written_without_a_database() -> None:
 
 def test_field_65_two_heads_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     assert migrate.head()
-    folder = scripts_with(tmp_path, r0005="pass", r0006="pass")
+    folder = scripts_with(tmp_path, r0006="pass", r0007="pass")
     with pytest.raises(StoreError, match="more than one head"):
         revision.head(folder)
     file = tmp_path / "store.sqlite"

@@ -98,9 +98,8 @@ CASES = {
     "lock past the end": ("witnesses:", LOCK.format("short", 8), 15, "index 8", "0 to 7"),
     "lock on nothing": ("witnesses:", LOCK.format("shrt", 0), 15, "no prompt", "'short'"),
     "margin": ("witnesses:", LOCK.format("short", "0, margin: [1.0, 2.0]"), 15, "not built yet", "leave it out"),
-    "near ties": ("varies:", "identity: {near_ties: allow}\nvaries:", 12, "allow is not built yet", "leave"),
     "a narrower scope": ("varies:", "identity: {scope: [card]}\nvaries:", 12, "scope is not built yet", "leave it out"),
-    "follow ups": ("varies:", "limits: {follow_ups: 4}\nvaries:", 12, "follow_ups is not built yet", "leave it out"),
+    "follow ups below none": ("varies:", "limits: {follow_ups: -1}\nvaries:", 12, "follow_ups is -1", "0 or more"),
     "no gate at all": (
         "varies:", "gate: {identity: off, exact: off, time: off}\nvaries:", 12, "every gate is off", "block or advise",
     ),

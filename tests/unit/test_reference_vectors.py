@@ -16,7 +16,8 @@ from engine.plan import KvGeometry
 from jobs.identity import broken_locks, streams_of
 from jobs.judge import judge
 from jobs.metrics import derive
-from jobs.model import Generation, Lock, RunSettings
+from jobs.model import Generation, IdentityContract, Lock, RunSettings
+from jobs.near_tie import Adjudication, ForcedPosition
 from jobs.verdict import Verdict
 from tests.unit.engine_plain import compute, stored
 from tests.unit.engine_rig import build_tiny, run
@@ -119,20 +120,35 @@ def vector_6(given: Any) -> None:
 
 
 def vector_7(given: Any) -> None:
-    """Id 46283 in place of 33803 with 0.09 between them. NEAR_TIE needs an oracle's word, which no sweep asks for yet:
-    until then it is UNADJUDICATED and blocks, unlike a clear flip by name; a lock takes both ids, and 279 breaks it."""
+    """Id 46283 in place of 33803, 0.09 apart by the oracle, from which base itself is 0.05 away: a near tie, exit 3, or
+    0 where the contract allows it. 279, 2.5 behind, is a violation. A lock takes both ids, and 279 breaks it."""
     documents = given.documents
     base = (*documents.IDS[:19], 33803, *documents.IDS[20:])
 
-    def outcome(instead: int, gap: float) -> str:
+    def outcome(instead: int, behind: float, **contract: Any) -> tuple[str, int]:
         head = always((*base[:19], instead, *base[20:]), "length")
-        before = documents.arm(**always(base, "length"), gap=gap)
-        verdict = judge(documents.sweep(base=before, head=documents.stable_arm(**head, gap=gap)))
-        assert isinstance(verdict, Verdict) and verdict.exit_code == 1
-        return verdict.outcome
+        doc = documents.sweep(
+            base=documents.arm(**always(base, "length"), gap=0.09),
+            head=documents.stable_arm(**head),
+            identity=IdentityContract(**contract),
+        )
+        asked = judge(doc)
+        assert isinstance(asked, tuple)
+        own = {"base_error": 0.05, "base_behind": 0.0}
+        rest = [
+            ForcedPosition(index=at, base_id=base[at], head_id=base[at], oracle_id=base[at], head_behind=0.0, **own)
+            for at in range(20, len(base))
+        ]
+        first = ForcedPosition(index=19, base_id=33803, head_id=instead, oracle_id=33803, head_behind=behind, **own)
+        answers = tuple(Adjudication(asked=question, positions=(first, *rest)) for question in asked)
+        verdict = judge(doc.model_copy(update={"adjudications": answers}))
+        assert isinstance(verdict, Verdict)
+        return verdict.outcome, verdict.exit_code
 
-    assert outcome(46283, 0.09) == "UNADJUDICATED"
-    assert outcome(46283, 0.9) == "VIOLATION"
+    assert outcome(46283, 0.09) == ("NEAR_TIE", 3)
+    assert outcome(46283, 0.09, near_ties="allow")[1] == 0
+    assert outcome(46283, 0.09, near_tie_cap=0.08) == ("VIOLATION", 1)
+    assert outcome(279, 2.5, near_ties="allow") == ("VIOLATION", 1)
     lock = Lock(prompt="capital", index=19, expected=33803, allowed=(33803, 46283))
     for given_id, broken in ((33803, False), (46283, False), (279, True)):
         head = always((*base[:19], given_id, *base[20:]), "length")

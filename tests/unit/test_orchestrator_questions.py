@@ -1,0 +1,231 @@
+"""The judge's questions, answered by real engines: a tie that goes the other way, a wrong head, a worker that is lost.
+
+A model with two rows of the head alike is where ids are truly as good as each other.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from jobs.adapters.model_files import ModelDigests
+from jobs.adapters.native_forced import ForceOrder
+from jobs.judge import judge
+from jobs.model import ArmPlan, CellPlan, Limits, Manifest, RunSettings
+from jobs.near_tie import Adjudication
+from jobs.provenance import tree_digest
+from jobs.store import Store
+from jobs.verdict import Verdict
+from orchestrator.cards import CardName
+from orchestrator.choose import simulated_cards
+from orchestrator.conclude import judge_sweep
+from orchestrator.dispatch import Dispatcher, Happening
+from orchestrator.embedded import open_questions
+from orchestrator.lost import Stopped, WorkerLost
+from orchestrator.place import InProcessPlacer, Ticket
+from orchestrator.scripted import ScriptedProbe
+from orchestrator.worker import GpuWorker, WorkerSettings
+from tests.unit.engine_rig import TINY_PROMPT, build_tiny, run
+
+ROOT = Path(__file__).parents[2]
+TWIN, NEXT = 500, 501
+"""Ids whose rows are made like those of one that base chooses: alike, and a hundredth less. Base never chooses them."""
+FIRST, TOKENS = 2, 6
+SAMPLING, NBITS = "engine/kernels/sampling.py", "engine/kernels/nbits.py"
+CHOICE = "best = int(np.argmax(row))\n    a["
+TIES_UPWARDS = (SAMPLING, CHOICE, "best = row.size - 1 - int(np.argmax(row[::-1]))\n    a[")
+WRONG_LOGITS = (NBITS, "y[r] = made\n", f"y[r] = made\n                if y.shape[1] > {NEXT}: y[r, {NEXT}] += 0.15\n")
+
+
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A model in which the third id that it emits has a twin, and what it emits."""
+    folder = build_tiny(tmp_path_factory.mktemp("tied"))
+    [(ids, _), *_] = run(folder, prompt_ids=list(TINY_PROMPT), tokens=TOKENS, ignore_eos=True).streams
+    chosen = ids[FIRST]
+    assert ids.index(chosen) == FIRST and chosen < TWIN and not {TWIN, NEXT} & set(ids)
+    data = bytearray((folder / "model.onnx.data").read_bytes())
+    for tensor in onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer:
+        if tensor.name.startswith(("lm_head.", "model.embed_tokens.")):
+            at = {entry.key: entry.value for entry in tensor.external_data}
+            start, size = int(at["offset"]), int(at["length"]) // tensor.dims[0]
+            row = bytes(data[start + chosen * size : start + (chosen + 1) * size])
+            less = (np.frombuffer(row, np.float32) * np.float32(0.99)).tobytes() if "scales" in tensor.name else row
+            data[start + TWIN * size : start + (NEXT + 1) * size] = row + less
+    (folder / "model.onnx.data").write_bytes(data)
+    (folder / "zoo.json").unlink()  # it holds the digest of the model as it was built
+    return folder, ids
+
+
+def tree(into: Path, *changes: tuple[str, str, str]) -> Path:
+    """The engine as it is, with some lines planted."""
+    shutil.copytree(ROOT / "engine", into / "engine", ignore=shutil.ignore_patterns("__pycache__"))
+    for name, old, new in changes:
+        text = (into / name).read_text()
+        assert old in text, (name, old)
+        (into / name).write_text(text.replace(old, new))
+    return into
+
+
+def arm(name: str, folder: Path) -> ArmPlan:
+    role = "base" if name == "base" else "head"
+    return ArmPlan(name=name, role=role, source="path", tree_digest=tree_digest(folder), python_path=str(folder))
+
+
+class Sweep:
+    """A sweep of base and one head on a simulated card, without Ray."""
+
+    def __init__(self, root: Path, model: Path, head: Path) -> None:
+        settings = RunSettings(tokens=TOKENS, generations=2, ignore_eos=True, device="sim")
+        cell = CellPlan(
+            cell="tied/short",
+            model="tied",
+            model_path=str(model),
+            model_digest=ModelDigests()(model),
+            prompt="short",
+            prompt_ids=TINY_PROMPT,
+            settings=settings,
+            arms=("base", "head"),
+            config={"weight_budget": "50%", "granule": 4096},
+        )
+        arms = (arm("base", tree(root / "base")), arm("head", head))
+        self.manifest = Manifest(name="tied", arms=arms, cells=(cell,), limits=Limits(queue_timeout_s=20))
+        self.store = Store.open(f"sqlite:///{root / 'store.db'}", lambda: datetime.now(UTC))
+        self.sweep_id = self.store.submit(self.manifest, "h" * 64, "test")
+        self.works = WorkerSettings(root / "spool", root / "scratch", root / "locks")
+        self.heard: list[Happening] = []
+
+    def make(self, worker: str, card: CardName, stopped: Callable[[], bool]) -> GpuWorker:
+        probe = ScriptedProbe([card.uuid], time.monotonic, [])
+        return GpuWorker(worker, card, self.works, probe, {"PATH": "/usr/bin:/bin"}, stopped)
+
+    def run(self, placer: InProcessPlacer | None = None, stopped: Callable[[], bool] = lambda: False) -> Verdict:
+        """All runs, then the judge's questions as `run_embedded` puts them, then the verdict."""
+        placer = placer or InProcessPlacer(simulated_cards("test", 1), self.make)
+        hellos = placer.open()
+        try:
+            dispatcher = Dispatcher(
+                self.store, placer, self.sweep_id, self.manifest, "driver", stopped=stopped, tell=self.heard.append
+            )
+            dispatcher.seat(hellos)
+            dispatcher.work()
+            while asked := open_questions(self.store, self.sweep_id):
+                dispatcher.ask(asked)
+        finally:
+            placer.close()
+        return judge_sweep(self.store, self.sweep_id)
+
+
+@pytest.fixture
+def swept(tmp_path: Path, tied: tuple[Path, list[int]]) -> Iterator[Callable[..., Sweep]]:
+    """A sweep whose head has lines planted."""
+    made: list[Sweep] = []
+
+    def with_head(*changes: tuple[str, str, str]) -> Sweep:
+        made.append(Sweep(tmp_path, tied[0], tree(tmp_path / "head", *changes)))
+        return made[-1]
+
+    yield with_head
+    for sweep in made:
+        sweep.store.close()
+
+
+def test_a_tie_that_goes_the_other_way_is_a_near_tie(swept: Callable[..., Sweep], tied: tuple[Path, list[int]]) -> None:
+    sweep = swept(TIES_UPWARDS)
+    verdict = sweep.run()
+    assert (verdict.outcome, verdict.exit_code) == ("NEAR_TIE", 3), verdict.headline
+    [answer] = sweep.store.judge_input(sweep.sweep_id).adjudications
+    first, *rest = answer.positions
+    assert (answer.asked.first, answer.asked.head_id, list(answer.asked.base_ids)) == (FIRST, TWIN, tied[1])
+    assert first.base_behind == first.head_behind == 0
+    assert 0 < first.base_error < 1e-4, "another computation, and the same numbers"
+    assert len(rest) == TOKENS - FIRST - 1
+    assert [h.text for h in sweep.heard if h.kind == "asks"] == [f"asking the oracle about index {FIRST} of base's ids"]
+    assert [event.kind for event in sweep.store.events(sweep.sweep_id)].count("adjudication") == 1
+    assert not list(sweep.works.scratch.iterdir()), "nothing of three children is left"
+
+
+def test_wrong_logits_are_a_violation_however_small_the_gap(swept: Callable[..., Sweep]) -> None:
+    """Base's gap is 0 there: only the oracle can tell the twin from the other."""
+    sweep = swept(WRONG_LOGITS)
+    verdict = sweep.run()
+    assert (verdict.outcome, verdict.exit_code) == ("VIOLATION", 1)
+    assert "by the oracle head's id is" in verdict.headline and f"id {NEXT} instead of" in verdict.headline
+    [answer] = sweep.store.judge_input(sweep.sweep_id).adjudications
+    assert 0.001 < answer.positions[0].head_behind < 0.15
+
+
+def test_a_choice_that_its_own_logits_do_not_bear_is_not_excused(
+    swept: Callable[..., Sweep], tied: tuple[Path, list[int]]
+) -> None:
+    chosen = tied[1][FIRST]
+    planted = f"best = int(np.argmax(row))\n    best = {NEXT} if best == {chosen} else best\n    a["
+    verdict = swept((SAMPLING, CHOICE, planted)).run()
+    assert (verdict.outcome, verdict.exit_code) == ("UNADJUDICATED", 1)
+    assert f"head, forced, chooses id {chosen} at index {FIRST} where it gave {NEXT}" in verdict.headline
+
+
+def test_a_head_that_cannot_be_forced_is_not_excused(swept: Callable[..., Sweep]) -> None:
+    """Its runs are fine; its command for logits is not there."""
+    sweep = swept(TIES_UPWARDS, ("engine/commands/logits.py", '"logits", help=', '"other", help='))
+    verdict = sweep.run()
+    assert (verdict.outcome, verdict.exit_code) == ("UNADJUDICATED", 1)
+    assert "the oracle could not be asked (head ends with exit" in verdict.headline
+
+
+def test_a_tree_that_changed_since_is_not_forced(swept: Callable[..., Sweep], tmp_path: Path) -> None:
+    sweep = swept(TIES_UPWARDS)
+
+    class Changing(InProcessPlacer):
+        def adjudicate(self, worker: str, order: ForceOrder) -> Ticket:
+            (tmp_path / "head" / SAMPLING).write_text((ROOT / SAMPLING).read_text())
+            return super().adjudicate(worker, order)
+
+    verdict = sweep.run(Changing(simulated_cards("test", 1), sweep.make))
+    assert (verdict.outcome, verdict.exit_code) == ("UNADJUDICATED", 1)
+    assert "it changed since the sweep was submitted" in verdict.headline
+
+
+def test_a_worker_that_is_lost_over_a_question_is_asked_again(swept: Callable[..., Sweep]) -> None:
+    sweep = swept(TIES_UPWARDS)
+    lost: list[str] = []
+
+    class Losing(InProcessPlacer):
+        def adjudication(self, ticket: Ticket) -> Adjudication:
+            answer = super().adjudication(ticket)
+            if len(lost) < 2:
+                lost.append(ticket.worker)
+                raise WorkerLost(ticket.worker, "gone")
+            return answer
+
+    assert sweep.run(Losing(simulated_cards("test", 1), sweep.make)).outcome == "NEAR_TIE"
+    assert len(lost) == 2
+    assert len(sweep.store.judge_input(sweep.sweep_id).adjudications) == 1
+
+
+def test_a_stop_in_a_question_leaves_it_open_and_a_resume_asks_again(swept: Callable[..., Sweep]) -> None:
+    sweep = swept(TIES_UPWARDS)
+    with pytest.raises(Stopped):
+        sweep.run(stopped=lambda: any(h.kind == "asks" for h in sweep.heard))
+    assert sweep.store.judge_input(sweep.sweep_id).adjudications == ()
+    assert sweep.store.pending(sweep.sweep_id).pending == 0
+    assert isinstance(judge(sweep.store.judge_input(sweep.sweep_id)), tuple)
+    assert sweep.run().outcome == "NEAR_TIE"
+
+
+def test_judging_without_workers_says_that_nobody_was_asked(swept: Callable[..., Sweep]) -> None:
+    """And does not stand in the way of an answer later."""
+    sweep = swept(TIES_UPWARDS)
+    with pytest.raises(Stopped):
+        sweep.run(stopped=lambda: any(h.kind == "asks" for h in sweep.heard))
+    verdict = judge_sweep(sweep.store, sweep.sweep_id)
+    assert (verdict.outcome, verdict.exit_code) == ("UNADJUDICATED", 1)
+    assert "the oracle could not be asked (no worker was there)" in verdict.headline
+    assert len(open_questions(sweep.store, sweep.sweep_id)) == 1
