@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import signal
 import sys
 import traceback
 from importlib import import_module
-from typing import cast
+from types import FrameType
+from typing import NoReturn, cast
 
 import typer
 
@@ -21,6 +23,8 @@ from orchestrator.version import harness_version
 HOST_FAULT = 4
 USAGE = 2
 INTERRUPTED = 130
+INTERRUPTS: list[int] = []
+"""Signals of Ctrl-C that this process has met outside of a sweep, which listens for itself."""
 VERDICT_COMMANDS = ("run", "judge", "gate")
 """Commands whose exit code is a verdict's, and stays so when nobody reads their output."""
 OS_REMEDIES = {
@@ -92,6 +96,8 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     arguments = sys.argv[1:]
     command = _command(arguments)
     streams = take_streams(quiet=command != "engine")  # a long run without a reader ends, with a code of its own
@@ -129,24 +135,21 @@ def call(arguments: list[str]) -> int:
         return _stopped()
     except SystemExit:  # typer leaves with code 1 when a pipe breaks
         return READER_GONE
-    except Exception as exc:  # noqa: BLE001 - the process edge: Python's own exit code 1 would read as a regression
-        if _of_an_interrupt(exc):
+    except Exception:  # noqa: BLE001 - the process edge: Python's own exit code 1 would read as a regression
+        if INTERRUPTS:  # a module whose import Ctrl-C breaks off may fail in words of its own, and lose the reason
             return _stopped()
         traceback.print_exc()
         return _fail("this is a bug in assay; nothing is known about the engine under test", HOST_FAULT)
     return int(code or 0)
 
 
+def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    INTERRUPTS.append(number)
+    raise KeyboardInterrupt
+
+
 def _stopped() -> int:
     return _fail("stopped while it was starting; nothing was begun", INTERRUPTED)
-
-
-def _of_an_interrupt(error: BaseException) -> bool:
-    """Whether Ctrl-C is behind an error: a module whose import it breaks off may fail in words of its own."""
-    behind: BaseException | None = error
-    while behind is not None and not isinstance(behind, KeyboardInterrupt):
-        behind = behind.__cause__ or behind.__context__
-    return behind is not None
 
 
 def _usage(exc: BaseException) -> int:
