@@ -133,7 +133,7 @@ class Dispatcher:
         """Have the judge's questions answered, one by one, each on the card that base ran on if that is here."""
         for question in questions:
             seat = next((seat for seat in self._seats if seat.card == question.card), self._seats[0])
-            about = f"asking the oracle about index {question.first} of {question.base}'s ids"
+            about = f"the oracle about index {question.first} of {question.base}'s ids"
             self._tell(Happening("asks", question.cell, question.head, about))
             answer = self._answer(seat, question)
             self._store.write_adjudication(self._sweep_id, answer)

@@ -54,6 +54,7 @@ class Field:
         self.spool = Spool(self.works.spool)
         self.heard: list[Happening] = []
         self.scripts: dict[str, list[dict[str, Any]]] = {}
+        self.clock: Callable[[], float] = time.monotonic  # of the cards' scripts
         self.cards: tuple[CardName, ...] = simulated_cards("test", 1)
 
     def submit(
@@ -86,7 +87,7 @@ class Field:
         return self.store.submit(manifest, "h" * 64, "test"), manifest
 
     def make(self, worker: str, card: CardName, stopped: Callable[[], bool]) -> GpuWorker:
-        probe = ScriptedProbe([card.uuid], time.monotonic, self.scripts.get(worker, []))
+        probe = ScriptedProbe([card.uuid], self.clock, self.scripts.get(worker, []))
         adapters = {"native": NativeAdapter(models=lambda _folder: "d")}
         return GpuWorker(worker, card, self.works, probe, {"PATH": "/usr/bin:/bin"}, stopped, adapters)
 
@@ -183,9 +184,12 @@ def test_a_refusal_is_not_tried_again_and_its_reason_stands(field: Field) -> Non
 
 
 def test_a_contaminated_run_is_set_aside_and_rerun(field: Field) -> None:
-    intruder = [{"at_s": 0.3, "processes": [{"pid": 4_000_001, "used_bytes": 5}]}, {"at_s": 1.0, "processes": []}]
+    """Somebody comes when the first child is there, and goes when it has ended."""
+    started = field.root / "started"
+    field.clock = lambda: 2.0 if any(h.kind == "end" for h in field.heard) else float(started.exists())
+    intruder = [{"at_s": 1.0, "processes": [{"pid": 4_000_001, "used_bytes": 5}]}, {"at_s": 2.0, "processes": []}]
     field.scripts["w0"] = intruder
-    sweep_id, manifest = field.submit({"base": {"sleep_s": 0.5}, "head": {}})
+    sweep_id, manifest = field.submit({"base": {"sleep_s": 1.0, "mark": str(started)}, "head": {}})
     assert field.work(sweep_id, manifest).complete == 4
     tries = field.attempts(sweep_id)["base"]
     assert [state for state, _ in tries][:2] == ["contaminated", "measured"]
@@ -193,7 +197,8 @@ def test_a_contaminated_run_is_set_aside_and_rerun(field: Field) -> None:
 
 
 def test_a_dirty_card_is_a_wait_with_a_reason_and_no_attempt(field: Field) -> None:
-    field.scripts["w0"] = [{"processes": [{"pid": 4_000_001, "used_bytes": 5}]}, {"at_s": 0.8, "processes": []}]
+    field.clock = lambda: float(any(h.kind == "wait" for h in field.heard))
+    field.scripts["w0"] = [{"processes": [{"pid": 4_000_001, "used_bytes": 5}]}, {"at_s": 1.0, "processes": []}]
     sweep_id, manifest = field.submit({"base": {}, "head": {}})
     assert field.work(sweep_id, manifest).complete == 4
     assert all(state == "measured" for tries in field.attempts(sweep_id).values() for state, _ in tries)

@@ -147,7 +147,7 @@ def test_a_tie_that_goes_the_other_way_is_a_near_tie(swept: Callable[..., Sweep]
     assert first.base_behind == first.head_behind == 0
     assert 0 < first.base_error < 1e-4, "another computation, and the same numbers"
     assert len(rest) == TOKENS - FIRST - 1
-    assert [h.text for h in sweep.heard if h.kind == "asks"] == [f"asking the oracle about index {FIRST} of base's ids"]
+    assert [h.text for h in sweep.heard if h.kind == "asks"] == [f"the oracle about index {FIRST} of base's ids"]
     assert [event.kind for event in sweep.store.events(sweep.sweep_id)].count("adjudication") == 1
     assert not list(sweep.works.scratch.iterdir()), "nothing of three children is left"
 
