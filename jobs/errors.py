@@ -5,6 +5,7 @@ The tree::
     JobsError                   never raised itself
     +- SpecError            2   the sweep file, an id or a ref cannot be understood
     |  +- RefError          2   no such git ref, or it holds no engine
+    +- NotJudged            3   a sweep has no verdict yet
     +- StoreError           4   the store cannot be reached, read or written
        +- UnknownAttempt    4   no such attempt in this store
        +- Unstorable        4   a record that no store could hold, or that names another attempt
@@ -64,6 +65,12 @@ class SpecError(JobsError):
 
 class RefError(SpecError):
     """A git ref that names nothing here, or a commit without an engine."""
+
+
+class NotJudged(JobsError):
+    """No answer yet: the sweep is there, and its runs are not done or not judged."""
+
+    exit_code = 3
 
 
 class StoreError(JobsError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from jobs.model import ArmPlan, JudgeInput, Missing, Reading
@@ -93,10 +93,11 @@ def headline(outcome: Outcome, first: Finding | None, findings: Sequence[Finding
     return f"{tokens} {where}; counters were not judged."
 
 
-def best_change(cells: Iterable[CellVerdict]) -> str:
-    """The improved metric with the largest share gained, first bytes, in words."""
-    rows = [row for cell in cells for row in cell.exact if row.klass == "improved"]
-    return change(min(rows, key=lambda row: (row.unit != "bytes", -abs(share(row) or 0.0), row.metric)))
+def best_change(cells: Sequence[CellVerdict]) -> str:
+    """The improved metric with the largest share gained, first bytes, in words; of several cells its own is named."""
+    rows = [(row, cell.cell) for cell in cells for row in cell.exact if row.klass == "improved"]
+    row, cell = min(rows, key=lambda found: (found[0].unit != "bytes", -abs(share(found[0]) or 0.0), found[0].metric))
+    return f"in {cell}: {change(row)}" if len(cells) > 1 else change(row)
 
 
 def next_step(first: Finding | None, outcome: Outcome) -> str:

@@ -63,12 +63,15 @@ def withdraw_reports(out: Path) -> None:
             report.unlink()
 
 
-def write_reports(store: Store, sweep_id: str, verdict: Verdict, out: Path) -> Concluded:
-    """Comment, page and document of a verdict in folder `out`. Raises OSError when it cannot be written."""
+def write_reports(store: Store, sweep_id: str, verdict: Verdict, out: Path, store_words: str) -> Concluded:
+    """Comment, page and document of a verdict in folder `out`. Raises OSError when it cannot be written.
+
+    `store_words`: the option that names the store, for the commands in them.
+    """
     out.mkdir(parents=True, exist_ok=True)  # somebody may have removed it since
-    page = write_html(verdict, out, doc=store.judge_input(sweep_id))
+    page = write_html(verdict, out, doc=store.judge_input(sweep_id), store=store_words)
     assert page == out / PAGE, page
     comment, document = out / COMMENT, out / DOCUMENT
-    comment.write_text(render(verdict, "comment"), encoding="utf-8")
+    comment.write_text(render(verdict, "comment", store=store_words), encoding="utf-8")
     document.write_text(render(verdict, "json") + "\n", encoding="utf-8")
     return Concluded(verdict, comment, page, document)

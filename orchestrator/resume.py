@@ -7,11 +7,14 @@ from jobs.model import Manifest
 from jobs.store import Store, SweepRow
 
 
-def open_by_id(store: Store, prefix: str, harness: str) -> tuple[str, Manifest]:
-    """An unjudged sweep by its id. Raises SpecError when it is judged, or was begun by another state of assay."""
+def open_by_id(store: Store, prefix: str, harness: str, store_words: str) -> tuple[str, Manifest]:
+    """An unjudged sweep by its id. Raises SpecError when it is judged, or was begun by another state of assay.
+
+    `store_words`: the option that names the store, for the commands to be copied.
+    """
     row = store.sweep(prefix)
     if row.state != "open":
-        raise _judged(store, row)
+        raise _judged(store, row, store_words)
     if row.harness_digest != harness:
         raise SpecError(
             f"sweep {row.id} was begun by another state of assay ({row.harness_digest[:12]}, now {harness[:12]})",
@@ -20,7 +23,7 @@ def open_by_id(store: Store, prefix: str, harness: str) -> tuple[str, Manifest]:
     return row.id, store.manifest(row.id)
 
 
-def open_by_manifest(store: Store, manifest: Manifest, harness: str) -> str:
+def open_by_manifest(store: Store, manifest: Manifest, harness: str, store_words: str) -> str:
     """The newest unjudged submission of exactly this. Raises SpecError that says what differs from the nearest one."""
     found = store.find_open(manifest.digest(), harness)
     if found is not None:
@@ -29,7 +32,7 @@ def open_by_manifest(store: Store, manifest: Manifest, harness: str) -> str:
     if not named:
         done = [row for row in store.sweeps() if row.name == manifest.name]
         if done:
-            raise _judged(store, done[0])
+            raise _judged(store, done[0], store_words)
         raise SpecError(f"no unjudged sweep {manifest.name!r} in this store", "leave --resume out")
     differs = changes(store.manifest(named[0].id), manifest)
     if named[0].harness_digest != harness:
@@ -40,12 +43,12 @@ def open_by_manifest(store: Store, manifest: Manifest, harness: str) -> str:
     )
 
 
-def _judged(store: Store, row: SweepRow) -> SpecError:
+def _judged(store: Store, row: SweepRow, store_words: str) -> SpecError:
     verdict = store.verdict(row.id)
     told = f": {verdict.outcome}, exit {verdict.exit_code}" if verdict is not None else ""
     return SpecError(
         f"sweep {row.id} is judged already{told}; it has no run left to make",
-        f"read it with assay report {row.id} --format text, or run the sweep anew: assay run SWEEP without --resume",
+        f"run the sweep anew: assay run SWEEP without --resume; or read it: assay report {row.id}{store_words}",
     )
 
 

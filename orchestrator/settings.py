@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ class Settings:
     state: Path
     host: str
     environ: Mapping[str, str] = field(repr=False)
+    store_words: str = ""
+    """The option that names the store, for commands to be copied; empty for the default one."""
 
     @property
     def store_shown(self) -> str:
@@ -77,6 +80,7 @@ def settings(
         state=Path(platformdirs.user_state_dir("assay", appauthor=False)),
         host=socket.gethostname(),
         environ=environ,
+        store_words=store_words(store),
     )
 
 
@@ -92,6 +96,15 @@ def store_url(store: str | None, cwd: Path) -> str:
         return f"sqlite:///{cwd / Path(store).expanduser()}"
     except RuntimeError as error:  # ~nobody/x
         raise SpecError(f"--store {store!r}: there is no such user's folder", "write the path out") from error
+
+
+def store_words(store: str | None) -> str:
+    """The option as given, without a password: that the database's own library takes from the environment too."""
+    if not store:
+        return ""
+    if "://" not in store or (shown := shown_url(store)) == store:
+        return f" --store {shlex.quote(store)}"
+    return f" --store {shlex.quote(shown)}  # set PGPASSWORD, or write the password into the URL: it is not shown"
 
 
 def _cwd() -> Path:

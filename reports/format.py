@@ -21,6 +21,12 @@ _BINARY: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SHARES: Final = {"ratio", "fraction", "share", "rate", "percent"}
 
 
+def revision(commit: str) -> str:
+    """A commit short enough to read, and what was said of its tree: that it is dirty outlives the cut."""
+    name, dash, state = commit.partition("-")
+    return f"{name[:12]}{dash}{state}"
+
+
 def integer(value: int) -> str:
     """An exact integer with separators."""
     return _minus(f"{value:,}")

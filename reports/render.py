@@ -47,15 +47,18 @@ class LimitTooSmall(ValueError):
     """A comment was asked for in fewer characters than `COMMENT_FLOOR`."""
 
 
-def render(verdict: Verdict, fmt: Form, *, limit: int | None = None, report_url: str | None = None) -> str:
+def render(
+    verdict: Verdict, fmt: Form, *, limit: int | None = None, report_url: str | None = None, store: str = ""
+) -> str:
     """The verdict as one string.
 
     `limit` bounds a comment in characters (default 65,536) and must be at least `COMMENT_FLOOR`; `report_url` is where
-    the full report stands, linked from the comment. Raises LimitTooSmall.
+    the full report stands, linked from the comment; `store` is the option that names a store which is not the default
+    one, as the commands of a report need it. Raises LimitTooSmall.
     """
     if fmt == "json":
         return verdict.canonical()
-    view = SweepView(verdict)
+    view = SweepView(verdict, store)
     if fmt == "text":
         return _text(view)
     if fmt == "html":
@@ -63,12 +66,12 @@ def render(verdict: Verdict, fmt: Form, *, limit: int | None = None, report_url:
     return _comment(view, COMMENT_LIMIT if limit is None else limit, report_url)
 
 
-def write_html(verdict: Verdict, out_dir: Path, *, doc: JudgeInput | None = None) -> Path:
+def write_html(verdict: Verdict, out_dir: Path, *, doc: JudgeInput | None = None, store: str = "") -> Path:
     """Write the page, one page a cell and the shared assets into `out_dir`; the path of index.html.
 
     With the judge's input `doc`, each cell's page goes on to its runs, samples, certificates, logs and token diff.
     """
-    view = SweepView(verdict)
+    view = SweepView(verdict, store)
     remove_pages(out_dir)
     (out_dir / "cells").mkdir(parents=True, exist_ok=True)
     (out_dir / "assets").mkdir(exist_ok=True)
@@ -168,7 +171,7 @@ def _framed(view: SweepView, sections: list[str], stamped: str, report_url: str 
 
 
 def _elsewhere(view: SweepView, report_url: str | None) -> str:
-    sweep = markdown.inline(words(Name(f"assay report {view.verdict.stamp.sweep_id} --format html")))
+    sweep = markdown.inline(words(Name(view.command("report", view.verdict.stamp.sweep_id, "--format", "html"))))
     return f"Shortened to fit. The rest: {sweep}"
 
 
@@ -176,7 +179,7 @@ def _pointer(view: SweepView, report_url: str | None) -> str:
     verdict = view.verdict
     state, _ = headline.banner(view)
     where = f"[Full report](<{_safe_url(report_url)}>)" if report_url and len(report_url) < 300 else "Full report"
-    command = markdown.inline(words(Name(clip(f"assay report {verdict.stamp.sweep_id}", 80))))
+    command = markdown.inline(words(Name(clip(view.command("report", verdict.stamp.sweep_id), 160))))
     return (
         f"{marker(verdict)}\n## {markdown.SIGNS[state.tone]} {state.word}, exit {verdict.exit_code}\n\n"
         f"{where}: {command}\n"

@@ -7,6 +7,7 @@ really shows, so that a comment over thousands of cells stays quick.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -81,8 +82,13 @@ class Scope:
 class SweepView:
     """The whole verdict as shown; derived parts are made once, when first asked for."""
 
-    def __init__(self, verdict: Verdict) -> None:
+    def __init__(self, verdict: Verdict, store: str = "") -> None:
         self.verdict = verdict
+        self._store = store
+
+    def command(self, *words: str) -> str:
+        """A command line that finds this sweep's store: with the option that names it, unless it is the default one."""
+        return f"assay {shlex.join(words)}{self._store}"
 
     @property
     def tone(self) -> Tone:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from jobs.errors import SpecError
+from jobs.errors import NotJudged
 from orchestrator.commands.sweeps import show_verdict
 from orchestrator.commands.terminal import IdArgument, JsonOption, StoreOption, open_store, settings_for
 from orchestrator.conclude import judge_sweep
@@ -25,7 +25,7 @@ def judge(sweep: IdArgument, store: StoreOption = None, as_json: JsonOption = Fa
         sweep_id = opened.resolve_id(sweep, "swp")
         left = opened.pending(sweep_id)
         if left.pending and left.live_attempts:
-            raise SpecError(f"sweep {sweep_id} is being run: {left.pending} of {left.runs} runs pending", "wait for it")
+            raise NotJudged(f"sweep {sweep_id} is being run: {left.pending} of {left.runs} runs pending", "wait for it")
         verdict = judge_sweep(opened, sweep_id)
     finally:
         opened.close()

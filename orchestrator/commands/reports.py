@@ -56,19 +56,20 @@ def report(
     """Render a sweep's verdict: a PR comment, a page (with --out, a folder of pages), JSON or text."""
     form = Form.json if as_json else form
     out = out_folder(out) if form is Form.html and out is not None else out_file(out)
-    opened = open_store(settings_for(store))
+    given = settings_for(store)
+    opened = open_store(given)
     try:
         sweep_id = opened.resolve_id(sweep, "swp")
-        verdict = stored_verdict(opened, sweep_id)
-        given = opened.judge_input(sweep_id) if form is Form.html else None
+        verdict = stored_verdict(opened, sweep_id, given)
+        doc = opened.judge_input(sweep_id) if form is Form.html else None
     finally:
         opened.close()
     if form is Form.html and out is not None:
         make_folder(out, (PAGE,))
-        say(str(write_html(verdict, out, doc=given)))
+        say(str(write_html(verdict, out, doc=doc, store=given.store_words)))
         return
     try:
-        text = render(verdict, form.value, limit=limit)
+        text = render(verdict, form.value, limit=limit, store=given.store_words)
     except LimitTooSmall as exc:
         raise SpecError(str(exc)) from exc
     _give(text, out)
@@ -82,20 +83,21 @@ def explain(
     as_json: JsonOption = False,
 ) -> None:
     """Go from a cell to its runs, samples, certificates, log tails, tokens and the command that reruns it."""
-    opened = open_store(settings_for(store))
+    given = settings_for(store)
+    opened = open_store(given)
     try:
         sweep_id = opened.resolve_id(sweep, "swp")
-        verdict, given = stored_verdict(opened, sweep_id), opened.judge_input(sweep_id)
+        verdict, doc = stored_verdict(opened, sweep_id, given), opened.judge_input(sweep_id)
     finally:
         opened.close()
     if as_json:
-        found = find_cell(given, cell)
+        found = find_cell(doc, cell)
         judged = [row for row in verdict.cells if row.cell == found.plan.cell]
         say_json(
             {"input": found.model_dump(mode="json"), "verdict": judged[0].model_dump(mode="json") if judged else None}
         )
         return
-    say(explain_cell(verdict, given, cell, metric))
+    say(explain_cell(verdict, doc, cell, metric))
 
 
 def _give(text: str, out: Path | None) -> None:

@@ -21,7 +21,6 @@ from jobs.order import run_order
 from jobs.provenance import harness_digest, own_root
 from jobs.spec import SweepSpec, load, plan
 from jobs.store import Store
-from jobs.store.connect import shown_url
 from orchestrator.cards import ProbeError
 from orchestrator.commands.shown import shown
 from orchestrator.commands.terminal import (
@@ -82,7 +81,7 @@ def run(
     if not resume:  # which may turn out to name a sweep whose reports these are
         withdraw_reports(given.out)
     with StopFlag().listening() as stop:
-        options = (f" --out {shlex.quote(str(out))}" if out else "") + store_words(store)
+        options = (f" --out {shlex.quote(str(out))}" if out else "") + given.store_words
         done, sweep_id = _run(sweep, given, asked, resume, options, stop)
     _show(done, sweep_id, given, as_json)
     raise typer.Exit(done.verdict.exit_code)
@@ -104,7 +103,7 @@ def _run(
         way_on = f"assay run {shlex.quote(sweep)} --resume{options}"
         _work(with_store, sweep_id, manifest, asked, given, way_on, stop)
         verdict = judge_sweep(with_store, sweep_id)
-        return write_reports(with_store, sweep_id, verdict, given.out), sweep_id
+        return write_reports(with_store, sweep_id, verdict, given.out, given.store_words), sweep_id
     finally:
         with_store.close()
 
@@ -135,12 +134,12 @@ def _submitted(
     harness = harness_digest(own_root())
     if spec is None:
         stop.polls = True
-        return open_by_id(store, sweep, harness)
+        return open_by_id(store, sweep, harness, given.store_words)
     sys.stderr.write("resolving models, prompts and arms\n")
     manifest = _planned(spec, given, stop)
     stop.polls = True
     if resume:
-        return open_by_manifest(store, manifest, harness), manifest
+        return open_by_manifest(store, manifest, harness, given.store_words), manifest
     return store.submit(manifest, harness, harness_version(), key=f"run-{ULID()}".lower()), manifest
 
 
@@ -202,15 +201,6 @@ def _work(
         raise typer.Exit(128 + (stop.number or signal.SIGINT)) from None
     except (HostLost, ProbeError, StoreError) as lost:
         raise HostLost(f"{lost} (go on with: {how_to_resume})") from lost
-
-
-def store_words(store: str | None) -> str:
-    """The option as given, without a password: that the database's own library takes from the environment too."""
-    if not store:
-        return ""
-    if "://" not in store or (shown := shown_url(store)) == store:
-        return f" --store {shlex.quote(store)}"
-    return f" --store {shlex.quote(shown)} (set PGPASSWORD, or write the password into the URL again: it is not shown)"
 
 
 def _show(done: Concluded, sweep_id: str, given: Settings, as_json: bool) -> None:

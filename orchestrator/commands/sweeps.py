@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from jobs.errors import SpecError
+from jobs.errors import NotJudged
 from jobs.store import Store
 from jobs.verdict import Verdict
 from orchestrator.commands.shown import shown
@@ -21,6 +21,7 @@ from orchestrator.commands.terminal import (
     say_table,
     settings_for,
 )
+from orchestrator.settings import Settings
 
 SHOWN_EVENTS = 12
 
@@ -49,24 +50,25 @@ def status(
 
 def gate(sweep: IdArgument, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """Print one line and exit as a sweep's verdict says: 0 pass, 1 worse, 3 nothing proven, 4 a fault of the host."""
-    opened = open_store(settings_for(store))
+    given = settings_for(store)
+    opened = open_store(given)
     try:
         sweep_id = opened.resolve_id(sweep, "swp")
-        verdict = stored_verdict(opened, sweep_id)
+        verdict = stored_verdict(opened, sweep_id, given)
     finally:
         opened.close()
     show_verdict(sweep_id, verdict, as_json)
     raise typer.Exit(verdict.exit_code)
 
 
-def stored_verdict(store: Store, sweep_id: str) -> Verdict:
-    """The verdict of a sweep. Raises SpecError when it has none yet."""
+def stored_verdict(store: Store, sweep_id: str, given: Settings) -> Verdict:
+    """The verdict of a sweep. Raises NotJudged when it has none yet."""
     verdict = store.verdict(sweep_id)
     if verdict is None:
         left = store.pending(sweep_id)
-        raise SpecError(
+        raise NotJudged(
             f"sweep {sweep_id} is not judged yet: {left.pending} of {left.runs} runs are pending",
-            f"assay run {sweep_id} --resume, with this store",
+            f"go on with: assay run {sweep_id} --resume{given.store_words}",
         )
     return verdict
 

@@ -24,7 +24,7 @@ from reports.blocks import (
     joined,
     words,
 )
-from reports.format import integer, plural, show
+from reports.format import integer, plural, revision, show
 from reports.ranking import Ranked
 from reports.redact import redact
 from reports.traffic import reading, setting
@@ -115,7 +115,7 @@ def _arms(view: SweepView) -> list[Block]:
     for arm in arms:
         settings = [Name(f"{name}={setting(arm.config.get(name))}") for name in varying]
         said += [Text("; " if said else "Compared: "), Strong(arm.arm), Text(" is "), Name(arm.source)]
-        said += [Text(" at "), Name(arm.commit[:12])] if arm.commit else []
+        said += [Text(" at "), Name(revision(arm.commit))] if arm.commit else []
         said += [Text(" with "), *joined(settings)] if settings else []
     return [Paragraph((*said, Text(".")))]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-
 from jobs.model import Stamp
 from jobs.verdict import ArmView
 from reports.blocks import Details, Inlines, KeyValue, Name, Section, Verbatim, joined, words
@@ -60,10 +58,10 @@ def _other_judge(stamp: Stamp) -> list[tuple[str, Inlines]]:
 
 
 def commands(view: SweepView, scope: Scope) -> tuple[str, ...]:
-    """Commands that lead from the verdict to its runs; names are quoted for a shell."""
-    sweep = shlex.quote(view.verdict.stamp.sweep_id)
-    explain = [f"assay explain {sweep} {shlex.quote(cell.name)}" for cell in scope.cells[:3]]
-    return (*explain, f"assay report {sweep} --format html", f"assay gate {sweep}")
+    """Commands that lead from the verdict to its runs."""
+    sweep = view.verdict.stamp.sweep_id
+    explain = [view.command("explain", sweep, cell.name) for cell in scope.cells[:3]]
+    return (*explain, view.command("report", sweep, "--format", "html"), view.command("gate", sweep))
 
 
 def _origin(arm: ArmView) -> Inlines:

@@ -27,16 +27,21 @@ def verdict_of(doc: JudgeInput) -> Verdict:
     return verdict
 
 
-def two_cells(documents: Any) -> JudgeInput:
-    """A sweep of two cells over one set of arms: one clean, one with wrong tokens and a set-aside attempt."""
+def two_cells(documents: Any, head: Any = None) -> JudgeInput:
+    """A sweep of two cells over one set of arms: one clean, one of `head`, whose tokens are wrong unless given."""
     clean = documents.sweep()
     wrong = documents.stable_arm(ids=lambda _r, gen: (*documents.IDS[:7], 1 + gen, *documents.IDS[8:]))
-    other = documents.sweep(head=wrong, cell={"cell": "smollm2/poem/weight_budget=50%", "prompt": "poem"})
-    runs = tuple(run.model_copy(update={"run_id": f"poem_{run.run_id}"}) for run in other.cells[0].runs)
+    other = documents.sweep(head=head or wrong, cell={"cell": "smollm2/poem/weight_budget=50%", "prompt": "poem"})
+    runs = tuple(_named(run, f"poem_{run.run_id}") for run in other.cells[0].runs)
     cells = (clean.cells[0], CellInput(plan=other.cells[0].plan, runs=runs))
     manifest = clean.manifest.model_copy(update={"cells": tuple(cell.plan for cell in cells)})
     doc: JudgeInput = clean.model_copy(update={"manifest": manifest, "cells": cells})
     return doc
+
+
+def _named(run: RunFact, name: str) -> RunFact:
+    assert run.record is not None
+    return run.model_copy(update={"run_id": name, "record": run.record.model_copy(update={"run_id": name})})
 
 
 # ---- purity ------------------------------------------------------------------------------------------------------
@@ -115,6 +120,15 @@ def test_the_worst_cell_gives_the_verdict_and_each_cell_keeps_its_own(documents:
     assert (verdict.outcome, verdict.exit_code) == ("VIOLATION", 1)
     assert [(cell.outcome, cell.exit_code) for cell in verdict.cells] == [("IMPROVED", 0), ("VIOLATION", 1)]
     assert verdict.headline.startswith("In smollm2/poem")
+
+
+def test_a_gain_among_several_cells_is_of_the_cell_that_is_named(documents: Any) -> None:
+    doc = two_cells(documents, head=documents.stable_arm())
+    verdict = verdict_of(doc)
+    assert verdict.outcome == "IMPROVED"
+    assert verdict.headline.startswith(f"Same tokens in 2 cells; in {verdict.cells[0].cell}: htod_bytes fell by ")
+    alone = verdict_of(documents.sweep())
+    assert alone.headline.startswith(f"Same tokens in {alone.cells[0].cell}; htod_bytes fell by ")
 
 
 def test_field_23_an_absent_cell_is_missing(documents: Any) -> None:

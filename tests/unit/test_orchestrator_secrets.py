@@ -10,8 +10,7 @@ from sqlalchemy.engine import make_url
 
 from jobs.store.connect import shown_url
 from orchestrator.cli import call
-from orchestrator.commands.run import store_words
-from orchestrator.settings import settings
+from orchestrator.settings import settings, store_words
 
 pytest_plugins = ("tests.unit.jobs_store_cases",)
 
@@ -90,7 +89,7 @@ def test_the_way_on_names_the_store_as_given_and_where_its_password_goes() -> No
     assert store_words(None) == ""
     assert store_words("a b.db") == " --store 'a b.db'"
     words = store_words(f"postgresql://u:{SECRET}@h/db")
-    assert words.startswith(" --store postgresql://u@h/db (set PGPASSWORD, ")
+    assert words.startswith(" --store postgresql://u@h/db  # set PGPASSWORD, "), "a shell passes over it"
     assert SECRET not in words
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from jobs.verdict import Verdict
 from reports.blocks import words
 from reports.escape import slug
-from reports.render import Form, remove_pages, render, write_html
+from reports.render import COMMENT_FLOOR, Form, comment_length, remove_pages, render, write_html
 from reports.sections import headline
 from reports.text import inline
 from reports.view import SweepView
@@ -158,3 +159,43 @@ def test_an_earlier_sweeps_pages_are_removed_and_no_file_of_a_users(tmp_path: Pa
     remove_pages(tmp_path)
     assert {path.name for path in tmp_path.rglob("*.html")} == {"notes.html"}
     remove_pages(tmp_path / "nowhere")
+
+
+FORMS: tuple[Form, ...] = ("comment", "html", "text")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_dirty_tree_is_told_wherever_its_commit_is(form: Form) -> None:
+    """Base and head stand at one commit here: only that head's tree is dirty tells them apart."""
+    commit = "0123456789abcdef" * 2 + "01234567"
+    told = {"base": commit, "null": commit, "head": f"{commit}-dirty"}
+    arms = tuple(arm.model_copy(update={"commit": told[arm.arm]}) for arm in samples.arms())
+    shown = render(samples.verdict(cells=(samples.cell(arms=arms),)), form)
+    flat = " ".join(re.sub(r"<[^>]+>|`", "", shown).split())
+    told_at = re.findall(f"{commit[:12]}[0-9a-f]*(?:-dirty)?", flat)
+    assert [place.endswith("-dirty") for place in told_at] == [False, False, True] * 2, (
+        "what was compared, and the stamp"
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_commands_name_a_store_that_is_not_the_default_one(form: Form, tmp_path: Path) -> None:
+    def commands(shown: str) -> set[str]:
+        flat = html.unescape(re.sub(r"<[^>]+>", "", shown))
+        return {match.strip(" `") for match in re.findall(r"assay (?:explain|report|gate) swp_[^\n`]*", flat)}
+
+    words = " --store 'my runs.db'"
+    plain = commands(render(VERDICTS["many"], form))
+    assert len(plain) >= 5
+    assert commands(render(VERDICTS["many"], form, store=words)) == {command + words for command in plain}
+    write_html(VERDICTS["many"], tmp_path, store=words)
+    for page in tmp_path.rglob("*.html"):
+        assert all(command.endswith(words) for command in commands(page.read_text()))
+
+
+def test_a_short_comment_names_the_store_too_and_keeps_its_limit() -> None:
+    for limit in (COMMENT_FLOOR, 1_500, 5_000):
+        shown = render(VERDICTS["many"], "comment", limit=limit, store=" --store runs.db", report_url="https://e.org/r")
+        assert "--store runs.db" in shown
+    long = render(VERDICTS["many"], "comment", limit=COMMENT_FLOOR, store=f" --store {'x' * 5000}")
+    assert comment_length(long) <= COMMENT_FLOOR
