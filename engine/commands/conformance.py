@@ -29,7 +29,8 @@ Where onnxruntime's kernels for experts disagree with each other, the CUDA ones 
 equal router logits the lower expert is taken (the CPU kernels take the higher), weights are normalised where the node
 says so (the CPU's QMoE always does it), and activations meet 8-bit experts as they are (the CPU's QMoE rounds them to 8
 bits, which moves a small model's logits by up to half of the largest). With experts in the other order, or dequantised
-into MoE, the CPU's numbers are these.
+into MoE, the CPU's numbers are these. It also makes MatMulNBits of DequantizeLinear before MatMul, and rounds
+activations there too (1e-2 to 1e-1 of the largest logit): compare such graphs with its optimisations off.
 
 Written by `assay engine conformance --markdown`; the command without it prints the same table for every operator of the
 standard, and `--op NAME` the cases of one.
