@@ -75,8 +75,20 @@ SIGNATURES: Mapping[tuple[str, str], Signature] = {
 """By domain and operator. An output that is listed may still be refused by the operator's own rule."""
 
 
+SWITCHES = frozenset({
+    "allowzero", "channels_last", "do_rotary", "interleaved", "is_causal", "is_packed_batching", "keepdims",
+    "largest", "noop_with_empty_axes", "normalize_routing_weights", "qk_l2_norm", "rotary_interleaved", "saturate",
+    "select_last_index", "sliding_window_cache", "sorted", "transA", "transB", "upper", "use_sparse_mixer",
+})  # fmt: skip
+"""Attributes that are on or off, the standard's too: of any other number runtimes ask whether it is 1, or whether 0."""
+
+
 def beyond(node: Node) -> str:
-    """What a node asks of onnxruntime's operators that nothing here would heed; "" where that is nothing."""
+    """What a node asks for that nothing here would heed, of onnxruntime's operators above all; "" where nothing is."""
+    for name in sorted(SWITCHES & node.attributes.keys()):
+        value = node.attributes[name]
+        if not isinstance(value, int) or value not in (0, 1):
+            return f"{name} = {value!r} is neither 0 nor 1"
     taken = SIGNATURES.get((node.domain, node.op))
     if taken is None:
         return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime.capi.onnxruntime_pybind11_state as onnxruntime_state
 import pytest
 
@@ -88,6 +89,33 @@ def test_a_default_may_be_written_out(op: str, attributes: dict[str, Any]) -> No
 def test_an_attribute_of_another_type_than_the_value_served_is_refused(value: Any) -> None:
     with pytest.raises(Refusal, match="smooth_softmax = "):
         check(Node("n", "GroupQueryAttention", MICROSOFT, (), (), {"smooth_softmax": value}))
+
+
+@pytest.mark.parametrize("value", [2, -1, 1.0, np.ones(2)], ids=str)
+def test_a_switch_that_is_neither_on_nor_off_is_refused_by_engine_and_reference(value: Any) -> None:
+    """onnxruntime asks of one whether it is 1: with 2 it rotates nothing, where another runtime would."""
+    s = Small()
+    s.head(s.attended(s.embedded(), do_rotary=value))
+    for use in (lambda: lower(s.graph(), 1), lambda: oracle.logits(s.graph(), [1, 2])):
+        with pytest.raises(UnsupportedModel, match=r"do_rotary = .* is neither 0 nor 1"):
+            use()
+
+
+def test_every_switch_of_the_standards_operators_is_known_as_one() -> None:
+    """Whole numbers that default to 0 or 1, less those that count or name something."""
+    others = {
+        "axis",
+        "block_size",
+        "output_dtype",
+        "qk_matmul_output_mode",
+        "rotary_embedding_dim",
+        "start",
+        "stash_type",
+    }
+    schemas = [onnx.defs.get_schema(op) for domain, op in served() if not domain and onnx.defs.has(op)]
+    attributes = [a for schema in schemas for a in schema.attributes.values() if a.default_value.name]
+    whole = {a.name for a in attributes if a.type == onnx.defs.OpSchema.AttrType.INT and a.default_value.i in (0, 1)}
+    assert {"keepdims", "is_causal"} < whole and whole - others <= contrib.SWITCHES
 
 
 def gated(**more: Any) -> Small:
