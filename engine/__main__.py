@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from engine import PROTOCOL
+from engine import PROTOCOL, one_thread  # noqa: F401 - before what imports NumPy
 from engine.commands import conformance, hazards, logits, oracle, plan
 from engine.commands.ids import add_prompt, prompts_of
 from engine.commands.settings import add_settings, settings_of

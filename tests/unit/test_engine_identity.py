@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -11,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+import engine
 from engine.config import POLICIES
 from engine.graph import Graph
 from engine.onnx_load import load
@@ -97,6 +102,19 @@ def test_the_size_of_the_cache(tiny: Graph, resident: Trace, capacity: int) -> N
 def test_the_number_of_blas_threads(tiny: Graph, resident: Trace, threads: int) -> None:
     with threadpool_limits(threads):
         assert trace(Bench(tiny, rows=(len(TINY_PROMPT),)))[0] == resident
+
+
+@pytest.mark.parametrize("module", ["engine.__main__", "orchestrator.commands.engine"])
+def test_the_command_computes_on_one_thread_whatever_the_environment_says(module: str) -> None:
+    """Beyond the sizes above, how a product is cut over threads changes last bits."""
+    script = f"import {module}, threadpoolctl; print([p['num_threads'] for p in threadpoolctl.threadpool_info()])"
+    told = {**os.environ, "OPENBLAS_NUM_THREADS": "2", "OMP_NUM_THREADS": "2"}
+    path = {"PYTHONPATH": str(Path(engine.__file__).parents[1])}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], env=told | path, capture_output=True, check=True, text=True
+    )
+    pools = json.loads(done.stdout)
+    assert pools and set(pools) == {1}
 
 
 def test_a_prompt_after_a_longer_one_that_begins_with_it(tiny: Graph, resident: Trace) -> None:
