@@ -10,6 +10,7 @@ from jobs import checks, expressions
 from jobs.compare import MeasuredArm, MeasuredRun, is_time, measured_arm
 from jobs.metrics import is_finite, readings
 from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Missing, Reading, RunFact, RunRecord
+from jobs.natural import natural
 from jobs.order import RUNS_PER_REPEAT
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
 
@@ -172,7 +173,7 @@ def _distance(equation: Equation) -> float:
 def _top_keys(record: RunRecord) -> tuple[KeyBytes, ...]:
     """The keys of the most bytes over the link, largest first."""
     moving = [key for key in record.keys if key.streamed_bytes > 0]
-    return tuple(sorted(moving, key=lambda key: (-key.streamed_bytes, key.key))[:TOP_KEYS])
+    return tuple(sorted(moving, key=lambda key: (-key.streamed_bytes, natural(key.key)))[:TOP_KEYS])
 
 
 def _crossings(record: RunRecord) -> tuple[int, int]:

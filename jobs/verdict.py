@@ -253,6 +253,10 @@ class Verdict(Document):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
+    def of_ids(self, cell: str, arm: str) -> tuple[Finding, ...]:
+        """What was found of an arm's ids in a cell, worst first: also a broken lock, which no comparison shows."""
+        return tuple(f for f in self.findings if (f.gate, f.cell, f.arm) == ("identity", cell, arm))
+
     @model_serializer(mode="wrap")
     def _without_absent_notes(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written as before sweeps had notes where there is none."""

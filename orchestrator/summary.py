@@ -35,7 +35,8 @@ def tables(verdict: Verdict) -> tuple[CellTable, ...]:
     """A table for each cell of a verdict."""
     headings = ("arm", "runs", "ids", *(heading for heading, _ in COLUMNS))
     return tuple(
-        CellTable(f"{cell.cell}: {cell.outcome}", headings, _rows(cell), _worse(cell)) for cell in verdict.cells
+        CellTable(f"{cell.cell}: {cell.outcome}", headings, _rows(verdict, cell), _worse(cell))
+        for cell in verdict.cells
     )
 
 
@@ -45,25 +46,25 @@ def _worse(cell: CellVerdict) -> tuple[str, ...]:
     return tuple(f"{words[r.klass]}: {r.metric} {shown(r.metric, r.base)} -> {shown(r.metric, r.head)}" for r in rows)
 
 
-def _rows(cell: CellVerdict) -> tuple[tuple[str, ...], ...]:
+def _rows(verdict: Verdict, cell: CellVerdict) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (
             arm.arm,
             f"{arm.runs_complete}/{arm.runs_expected}",
-            _identity(cell, arm.arm),
+            _identity(verdict, cell, arm.arm),
             *(shown(metric, arm.values.get(metric, Missing(missing="not recorded"))) for _, metric in COLUMNS),
         )
         for arm in cell.arms
     )
 
 
-def _identity(cell: CellVerdict, arm: str) -> str:
-    """How an arm's ids compare: with base for the others, with itself for base."""
+def _identity(verdict: Verdict, cell: CellVerdict, arm: str) -> str:
+    """How an arm's ids compare, with base for the others and with itself for base; else what was found of them."""
     pairs = [row for row in cell.identity if row.what != "self" and arm in (row.left, row.right)]
     own = [row for row in cell.identity if row.what == "self" and row.left.split(" ")[0] == arm]
     mine = [row for row in pairs if row.right == arm] or own
-    classes = sorted({row.klass for row in mine})
-    return ", ".join("ok" if word == "IDENTICAL" else word for word in classes) or "-"
+    unequal = {row.klass for row in mine} - {"IDENTICAL"} or {found.outcome for found in verdict.of_ids(cell.cell, arm)}
+    return ", ".join(sorted(unequal)) or ("ok" if mine else "-")
 
 
 def shown(metric: str, value: Reading) -> str:

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -85,13 +86,20 @@ def write_html(verdict: Verdict, out_dir: Path, *, doc: JudgeInput | None = None
 
 
 def remove_pages(out_dir: Path) -> None:
-    """Remove the pages that `write_html` put into a folder: by name and by what they say they are, no other file.
+    """Remove what `write_html` put into a folder: pages by name and by what they say they are, and their style sheet.
 
-    Raises OSError when one cannot be removed.
+    Any other file stays, and so does a folder that holds one. Raises OSError when a page cannot be removed.
     """
-    for page in (out_dir / "index.html", *(out_dir / "cells").glob("*.html")):
-        if page.is_file() and not page.is_symlink() and is_ours(page):
-            page.unlink()
+    pages = (out_dir / "index.html", *(out_dir / "cells").glob("*.html"))
+    ours = [page for page in pages if page.is_file() and not page.is_symlink() and is_ours(page)]
+    if not ours:
+        return
+    for page in ours:
+        page.unlink()
+    (out_dir / "assets" / "report.css").unlink(missing_ok=True)
+    for folder in (out_dir / "cells", out_dir / "assets"):
+        with suppress(OSError):  # another file is in it, or it is not there
+            folder.rmdir()
 
 
 def is_ours(report: Path) -> bool:

@@ -73,13 +73,14 @@ def run(
 ) -> None:
     """Run a sweep here: base and head on the same clear card, then judge, report, and exit as the gate says."""
     given = settings_for(store, out)
-    asked = _asked(cards)
     if dry_run:
+        _asked(cards)
         _show_plan(sweep, given, as_json)
         return
     out_folder(given.out)
     if not resume:  # which may turn out to name a sweep whose reports these are
         withdraw_reports(given.out)
+    asked = _asked(cards)
     with StopFlag().listening() as stop:
         options = (f" --out {shlex.quote(str(out))}" if out else "") + given.store_words
         done, sweep_id = _run(sweep, given, asked, resume, options, stop)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from jobs.model import KeyBytes, RunRecord
-from reports.blocks import Block, Column, Name, Section, Table, words
+from jobs.natural import natural
+from reports.blocks import Column, Details, Name, Section, Table, words
 from reports.evidence.runs import Measured
 from reports.format import exact, integer, plural, show
 
@@ -16,14 +17,15 @@ def build(measured: list[Measured]) -> Section:
     firsts: dict[str, RunRecord] = {}
     for run, record in measured:
         firsts.setdefault(run.arm, record)
-    shown: list[Block] = [_table(arm, record) for arm, record in firsts.items() if record.keys]
-    summary = words("One row a key, by bytes over the link." if shown else "No run told of its keys.")
-    return Section("keys", "Bytes by key", summary, tuple(shown))
+    tables = [_table(arm, record) for arm, record in firsts.items() if record.keys]
+    summary = words("One row a key, by bytes over the link." if tables else "No run told of its keys.")
+    folded = tuple(Details(words(table.caption), (table,)) for table in tables)
+    return Section("keys", "Bytes by key", summary, folded=folded)
 
 
 def _table(arm: str, record: RunRecord) -> Table:
     told = [key for key in record.keys if key.hits or key.streamed or key.gathered_bytes]
-    ranked = sorted(told, key=lambda key: (-key.streamed_bytes, -key.hits * key.nbytes, key.key))
+    ranked = sorted(told, key=lambda key: (-key.streamed_bytes, -key.hits * key.nbytes, natural(key.key)))
     heads = ("Size", "Read", "From resident memory", "Streamed", "Bypassed", "Gathered", "Streamed, times", "Evicted")
     columns = (Column(f"Key ({arm})"), *(Column(head, "right") for head in heads))
     rows = tuple((words(Name(key.key)), *(words(cell) for cell in _cells(key))) for key in ranked[:MOST_ROWS])

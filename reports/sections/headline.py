@@ -44,7 +44,7 @@ _BESIDE: Final = (
 def build(view: SweepView, scope: Scope) -> Section:
     """Findings with their remedies first, then the rows that moved, worst first."""
     telling = [*_findings(view, scope), *_logs(view, scope), *_rows(view, scope)]
-    blocks: list[Block] = [*_arms(view), *_side_by_side(scope), *telling]
+    blocks: list[Block] = [*_arms(view), *_side_by_side(view, scope), *telling]
     if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
     blocks += _notes(view, scope)
@@ -120,12 +120,16 @@ def _arms(view: SweepView) -> list[Block]:
     return [Paragraph((*said, Text(".")))]
 
 
-def _side_by_side(scope: Scope) -> list[Block]:
+def _side_by_side(view: SweepView, scope: Scope) -> list[Block]:
     """The arms of the only cell: tokens, bytes and capture of each in one row."""
     if not scope.is_single or len(scope.cells[0].traffic) < 2:
         return []
     cell = scope.cells[0]
     tokens = {item.row.right: item.state for item in cell.comparisons if item.row.what in ("pair", "null")}
+    for arm in cell.source.arms:
+        found = view.verdict.of_ids(cell.name, arm.arm)
+        if found and (arm.arm not in tokens or tokens[arm.arm].tone == "good"):
+            tokens[arm.arm] = outcome(found[0].outcome)
     columns = (Column("Arm"), Column("Tokens"), *(Column(title, "right") for title, _, _ in _BESIDE))
     rows = tuple(
         (

@@ -34,11 +34,13 @@ def build(view: SweepView, scope: Scope) -> Section:
         shown += _difference(cell, item, view, scope)
     folded = [_listed("more difference", unequal[_WINDOWS:], scope)] if len(unequal) > _WINDOWS else []
     folded += [_listed("equal comparison", equal, scope)] if equal else []
-    summary = _summary([item for _, item in pairs], scope)
+    found = [f for cell in scope.cells for arm in cell.source.arms for f in view.verdict.of_ids(cell.name, arm.arm)]
+    summary = _summary([item for _, item in pairs], scope, "" if unequal else found[0].message if found else "")
     return Section("identity", "Token identity", summary, tuple(shown), tuple(folded))
 
 
-def _summary(items: list[Comparison], scope: Scope) -> Inlines:
+def _summary(items: list[Comparison], scope: Scope, fault: str) -> Inlines:
+    """`fault`: what was found of ids that no comparison shows, as of a lock that base breaks too."""
     if not items:
         return words(State("missing", "warn"), ": no token streams were compared, so nothing is known about identity.")
     of = f"of {plural(len(items), 'comparison')}"
@@ -56,8 +58,9 @@ def _summary(items: list[Comparison], scope: Scope) -> Inlines:
         )
     ids = plural(sum(item.row.compared for item in pairs), "id")
     elsewhere = f" in the {plural(len(scope.cells), 'cell')} shown" if scope.left_out else ""
+    state = words(State("wrong", "bad"), f": {fault}. Identical") if fault else words(State("identical", "good"))
     return words(
-        State("identical", "good"),
+        *state,
         f" in all {plural(len(items), 'comparison')}{elsewhere}: {integer(len(pairs))} of base and head ({ids}), "
         f"{integer(len(items) - len(pairs))} of an arm with itself or of base with base again.",
     )

@@ -83,6 +83,8 @@ def test_keys_that_came_through_a_ring_are_among_those_that_moved_most(documents
         KeyBytes(key="in", nbytes=99, hits=4),
     )
     assert _top_keys(record.model_copy(update={"keys": keys})) == (keys[2], keys[1], keys[0])
+    layers = tuple(KeyBytes(key=f"layers.{layer}", nbytes=1, retained=1) for layer in (10, 2, 1))
+    assert _top_keys(record.model_copy(update={"keys": layers})) == layers[::-1]
 
 
 def test_a_declared_stop_that_both_arms_share_is_identical(documents: Any) -> None:

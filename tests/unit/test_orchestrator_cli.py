@@ -97,14 +97,17 @@ def test_a_sweep_that_is_not_there_is_a_usage_error(here: Path, capsys: pytest.C
     assert "nowhere.yaml" in failed(capsys, 2, "run", "nowhere.yaml")
 
 
-def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (here / "out").mkdir()
-    for name, text in {**OUR_REPORTS, "notes.txt": "mine"}.items():
+@pytest.mark.parametrize("words", [("absent.yaml",), ("absent.yaml", "--cards", "0")])
+def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(
+    here: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    (here / "out/cells").mkdir(parents=True)
+    for name, text in {**OUR_REPORTS, "notes.txt": "mine", "cells/a.html": OUR_REPORTS["index.html"]}.items():
         (here / "out" / name).write_text(text)
     failed(capsys, 2, "run", "absent.yaml", "--resume", "--out", "out")
     failed(capsys, 2, "run", "absent.yaml", "--dry-run", "--out", "out")
-    assert len(list((here / "out").iterdir())) == 4
-    failed(capsys, 2, "run", "absent.yaml", "--out", "out")
+    assert len(list((here / "out").iterdir())) == 5
+    failed(capsys, 2, "run", *words, "--out", "out")
     assert [path.name for path in (here / "out").iterdir()] == ["notes.txt"]
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import pty
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
+from jobs.judge import judge
+from jobs.model import Lock
 from jobs.verdict import CellVerdict, MetricRow, Verdict
 from orchestrator.commands.terminal import say_table
 from orchestrator.summary import tables
+from reports.render import render
 
 HEADINGS = ("arm", "bytes a token", "what")
 ROWS = (("base", "111,617,280", "x" * 30), ("head", "91,006,080", "y" * 30))
@@ -52,6 +56,21 @@ def test_without_a_terminal_a_table_is_as_wide_as_it_needs_to_be(capsys: pytest.
 def metric(name: str, klass: str, *, gating: bool) -> MetricRow:
     fields = {"metric": name, "unit": "count", "direction": "lower", "gating": gating, "class": klass}
     return MetricRow.model_validate({**fields, "base": 1200, "head": 1500, "delta": 300})
+
+
+def test_an_arm_whose_ids_break_a_lock_is_not_called_ok(documents: Any) -> None:
+    """Base and head agree, so that no comparison differs: the lock alone says that both are wrong."""
+    doc = documents.sweep(cell={"locks": (Lock(prompt="capital", index=0, expected=1),)})
+    verdict = judge(doc)
+    assert isinstance(verdict, Verdict) and verdict.outcome == "VIOLATION"
+    [table] = tables(verdict)
+    assert [row[2] for row in table.rows] == ["VIOLATION"] * 3
+    text = " ".join(render(verdict, "text").split())
+    assert text.count("VIOLATION") > 3 and "head VIOLATION" in text and "base VIOLATION" in text
+    assert "wrong: base gives id" in text and "Identical in all" in text
+    clean = judge(documents.sweep())
+    assert isinstance(clean, Verdict)
+    assert [row[2] for row in tables(clean)[0].rows] == ["ok"] * 3
 
 
 def test_the_counters_that_turned_a_cell_red_are_named() -> None:

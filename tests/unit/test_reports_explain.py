@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.errors import SpecError
-from jobs.model import RunFact
+from jobs.model import KeyBytes, RunFact
 from reports.evidence.runs import rerun_command
 from reports.explain import explain
 from reports.redact import HIDDEN, redact
@@ -64,6 +64,25 @@ def test_each_key_tells_its_bytes_by_how_they_were_served_and_tables_what_was_ga
     assert found["table"] == ["9,000,000 B", "0 B", "0 B", "0 B", "0 B", "4.096 kB", "0", "0"]
     assert list(found) == ["head", "norm", "table"], "what crossed the link stands first"
     assert "never read" not in shown()
+
+
+def test_keys_alike_stand_in_the_order_of_their_layers_behind_a_fold(tmp_path: Path) -> None:
+    """Models have hundreds of keys: unfolded, their tables would be most of a page."""
+    names = [f"layers.{layer}.up" for layer in (10, 2, 0, 11, 1)]
+    keys = tuple(KeyBytes(key=name, nbytes=100, bypassed=3) for name in names)
+    doc = runs.judge_input()
+    many = tuple(
+        run.model_copy(update={"record": run.record and run.record.model_copy(update={"keys": keys})})
+        for run in doc.cells[0].runs
+    )
+    doc = doc.model_copy(update={"cells": (doc.cells[0].model_copy(update={"runs": many}),)})
+    write_html(samples.verdict(), tmp_path, doc=doc)
+    [page] = (tmp_path / "cells").glob("*.html")
+    folded = re.findall(r"<details><summary>Bytes by key of (\w+).*?</details>", page.read_text(), re.S)
+    assert folded == ["base", "head"]
+    tables = [table for table in Page(page.read_text()).tables if table.caption.startswith("Bytes by key of")]
+    ordered = [f"layers.{layer}.up" for layer in (0, 1, 2, 10, 11)]
+    assert [[row[0] for row in table.rows] for table in tables] == [ordered] * 2
 
 
 def test_a_metric_narrows_to_its_values_by_generation_and_phase() -> None:

@@ -158,7 +158,17 @@ def test_an_earlier_sweeps_pages_are_removed_and_no_file_of_a_users(tmp_path: Pa
     assert [path.read_text() for path in mine] == ["<p>kept</p>"] * 3
     remove_pages(tmp_path)
     assert {path.name for path in tmp_path.rglob("*.html")} == {"notes.html"}
+    assert not (tmp_path / "assets").exists(), "nothing is left that reads as a report"
+    for path in mine:
+        path.unlink()
+    write_html(samples.verdict(), tmp_path)
+    remove_pages(tmp_path)
+    assert not list(tmp_path.iterdir())
     remove_pages(tmp_path / "nowhere")
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets/report.css").write_text("mine")
+    remove_pages(tmp_path)
+    assert (tmp_path / "assets/report.css").read_text() == "mine", "no page of ours used it"
 
 
 FORMS: tuple[Form, ...] = ("comment", "html", "text")
