@@ -28,10 +28,13 @@ ABANDONED = 143
 """Exit code of a run whose parent or reader went away; as a process that was told to end."""
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run one command; the exit code. Expected errors are one line on stderr."""
+def main(argv: list[str] | None = None, program: str = "python -P -m engine") -> int:
+    """Run one command; the exit code. Expected errors are one line on stderr.
+
+    `program` is what the user called, as help and errors name it.
+    """
     try:
-        arguments = _parser().parse_args(argv)
+        arguments = _parser(program).parse_args(argv)
         code: int = arguments.command(arguments)
         sys.stdout.flush()
     except EngineError as error:
@@ -45,15 +48,29 @@ def main(argv: list[str] | None = None) -> int:
     return code
 
 
+class _Help(argparse.HelpFormatter):
+    """Says the default of each option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        is_told = (
+            isinstance(default, str | int) and not isinstance(default, bool) and default not in ("", argparse.SUPPRESS)
+        )
+        return f"{action.help} (default: %(default)s)" if action.help and is_told else action.help
+
+
 class _Parser(argparse.ArgumentParser):
     """Usage errors are bad requests, with the same exit code as any other."""
+
+    def __init__(self, **words: Any) -> None:
+        super().__init__(formatter_class=_Help, **words)
 
     def error(self, message: str) -> NoReturn:
         raise BadRequest(message, f"see `{self.prog} --help`")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="engine", description="Decode an ONNX model and count everything it did.")
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=program, description="Decode an ONNX model and count everything it did.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     run = commands.add_parser("run", help="generate greedily and print ids, counters, floors and equations")
     run.set_defaults(command=_run)
@@ -62,10 +79,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--control-fd", type=int, help="end when this file descriptor closes")
     run.add_argument("--model", help="model folder")
     add_prompt(run, several=True)
-    run.add_argument("--tokens", type=int, default=32)
-    run.add_argument("--generations", type=int, default=1)
-    run.add_argument("--warmups", type=int, default=0)
-    run.add_argument("--ignore-eos", action="store_true")
+    run.add_argument("--tokens", type=int, default=32, help="ids to give out in each generation")
+    run.add_argument("--generations", type=int, default=1, help="measured generations, one after another")
+    run.add_argument("--warmups", type=int, default=0, help="generations before them, kept apart")
+    run.add_argument("--ignore-eos", action="store_true", help="go on past an end id")
     run.add_argument("--device", default="auto", help=f"one of {', '.join(DEVICES)}")
     add_settings(run)
     run.add_argument("--plan-only", action="store_true", help="pager, ledger and capture without arithmetic or ids")

@@ -21,6 +21,7 @@ from engine.zoo.tiny import NAME as TINY
 from engine.zoo.verify import CheckReport, Finding, State, check, model_digest
 
 __all__ = [
+    "DEFAULT_SEED",
     "MODELS",
     "BuildRequest",
     "Builder",

@@ -24,7 +24,6 @@ from engine.zoo.seeded_weights import PROMPT_IDS, SeededDecoder, SeededHybrid
 from engine.zoo.writer import DATA_FILE, MODEL_FILE, DecoderGeometry, decoder_model
 
 BUILDER_VERSION = 2
-DEFAULT_SEED = 1234
 _SOURCE = {"made": "in code, from a seed", "licence": "Apache-2.0"}
 
 

@@ -19,7 +19,7 @@ def add_to(app: typer.Typer) -> None:
 def engine(context: typer.Context) -> None:
     """Measure one run without sweep or store: run --model DIR --prompt TEXT ..."""
     try:
-        code = main(context.args)
+        code = main(context.args, "assay engine")
     except SystemExit as end:  # argparse leaves this way after --help
         code = int(end.code or 0)
     raise typer.Exit(code)

@@ -41,7 +41,9 @@ def build(
     source: Annotated[
         Path | None, typer.Option("--source", metavar="PATH", help="a file to build from instead of fetching it")
     ] = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="seed of a model made in code")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help=f"seed of a model made in code (default: {zoo.DEFAULT_SEED})")
+    ] = None,
     layers: Annotated[int | None, typer.Option("--layers", help="build so many layers only")] = None,
     hollow: Annotated[
         bool, typer.Option("--hollow", help="graph and recipe now, in no space; weights when `fill` is called")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,8 @@ def test_rows_read_in_place_stand_beside_the_keys(tiny: Path) -> None:
     gathered = {name: row["gathered_bytes"] for name, row in rows.items() if row["gathered_bytes"]}
     assert sum(gathered.values()) == outcome.counters["gather_bytes"] > 0
     assert len(gathered) == 1 and "embed" in next(iter(gathered))
+
+
+def test_every_cause_is_explained_in_the_docs(checkout: Path) -> None:
+    told = re.findall(r"^\| `(over_floor_\w+)` \| (.+) \|$", (checkout / "docs/residency.md").read_text("utf-8"), re.M)
+    assert dict(told) == dict(CAUSES)

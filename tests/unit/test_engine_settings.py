@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -38,6 +39,40 @@ def read(*words: str) -> dict[str, object]:
 
 def test_every_name_of_the_config_has_an_option_and_nothing_else_has() -> None:
     assert frozenset(read(*GIVEN, *HOT)) == CONFIG_NAMES == {field.name for field in fields(EngineConfig)}
+
+
+def test_every_options_help_tells_the_default_that_the_config_has() -> None:
+    parser = argparse.ArgumentParser()
+    add_settings(parser)
+    for action in parser._actions:
+        if (name := action.dest) in CONFIG_NAMES:
+            told = re.search(r"\(default: (.+)\)$", str(action.help))
+            assert told, name
+            default = getattr(EngineConfig(), name)
+            if default is not None:
+                assert read(f"--{name.replace('_', '-')}", told[1]) == {name: default}
+
+
+@pytest.mark.parametrize("command", ["run", "hazards"])
+def test_a_commands_own_defaults_are_told_too(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    told = " ".join(capsys.readouterr().out.split())
+    rows = re.findall(r"--(tokens|generations|warmups) [A-Z]+ ([^(]*)\(default: (\d+)\)", told)
+    assert [(name, int(value)) for name, _, value in rows] == (
+        [("tokens", 32), ("generations", 1), ("warmups", 0)]
+        if command == "run"
+        else [("tokens", 8), ("generations", 3)]
+    )
+    assert "False" not in told and "None" not in told
+
+
+def test_help_is_named_as_the_user_called_the_engine(capsys: pytest.CaptureFixture[str]) -> None:
+    for program in ("assay engine", "python -P -m engine"):
+        assert main(["frob"], *([program] if program.startswith("assay") else [])) == 10
+        assert f"(see `{program} --help`)" in capsys.readouterr().err
+        assert main(["run", "--frob"], *([program] if program.startswith("assay") else [])) == 10
+        assert f"(see `{program} --help`)" in capsys.readouterr().err
 
 
 def test_every_value_arrives_as_the_config_wants_it_and_differs_from_the_default() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from engine.zoo import DEFAULT_SEED
 from jobs.errors import RefError, SpecError
 from jobs.model import Gate, IdentityContract, Limits, Lock, Manifest, RunSettings
 from jobs.order import run_order
@@ -248,6 +249,7 @@ def test_documented_defaults_are_the_defaults(checkout: Path) -> None:
     ]:
         defaults[key] = info.default
     said = dict(re.findall(r"^  (\w+):.*\bdefault ([\w.]+)$", example, re.M))
+    assert said.pop("toy") == str(DEFAULT_SEED), "of its seed"
     assert len(said) > 12
     for key, word in said.items():
         if key in defaults:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -356,3 +357,11 @@ def test_what_is_wrong_is_told_before_any_arm_is_built(
     message = failed(capsys, 2, "run", file)
     assert f"sweep.yaml:{line}: " in message and says in message
     assert not (here / "began").exists()
+
+
+def test_help_that_an_engine_error_names_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "(see `assay engine --help`)" in failed(capsys, 10, "engine", "frob")
+    assert call(["engine", "--help"]) == 0
+    assert "usage: assay engine" in capsys.readouterr().out
+    assert call(["models", "build", "--help"]) == 0
+    assert "(default: 1234)" in " ".join(re.sub("[│╭╮╰╯─]", " ", capsys.readouterr().out).split())
