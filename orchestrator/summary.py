@@ -63,8 +63,8 @@ def _identity(verdict: Verdict, cell: CellVerdict, arm: str) -> str:
     pairs = [row for row in cell.identity if row.what != "self" and arm in (row.left, row.right)]
     own = [row for row in cell.identity if row.what == "self" and row.left.split(" ")[0] == arm]
     mine = [row for row in pairs if row.right == arm] or own
-    unequal: set[str] = {row.klass for row in mine} - {"IDENTICAL"}
-    faults = {found.outcome for found in verdict.of_ids(cell.cell, arm)}
+    unequal: set[str] = {row.klass for row in mine if row.klass != "IDENTICAL"}
+    faults: set[str] = {found.outcome for found in verdict.of_ids(cell.cell, arm)}
     return ", ".join(sorted(unequal or faults)) or ("ok" if mine else "-")
 
 
