@@ -25,7 +25,10 @@ from engine.zoo.geometries import GEOMETRIES
 from jobs.provenance import own_root, tree_digest
 
 ARMS: tuple[tuple[str, str | None], ...] = (("lru", None), *((policy, "50%") for policy in POLICIES))
-HEAD = "| model | weights | budget | policy | wall s | work s | peak RSS MB | page-ins | htod GB a token | segments |"
+HEAD = (
+    "| model | weights | budget | policy | wall s | work s | peak RSS MB | page-ins | read in place "
+    "| GB a token over the link | at least | segments |"
+)
 
 
 def main() -> int:
@@ -37,7 +40,7 @@ def main() -> int:
     arguments = parser.parse_args()
     before = os.getloadavg()
     rows = []
-    print(HEAD, "|---" * 10 + "|", sep="\n")
+    print(HEAD, "|---" * (HEAD.count("|") - 1) + "|", sep="\n")
     for name in GEOMETRIES:
         folder = build(name, arguments.models / name, hollow=True, cache_dir=arguments.models).folder
         for policy, budget in ARMS:
@@ -71,7 +74,8 @@ def measure(folder: Path, policy: str, budget: str | None, tokens: int) -> dict[
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
     result = lines[-1]
-    tokens_out = result["facts"]["measured_tokens"]
+    facts, counters = result["facts"], result["counters"]
+    tokens_out = facts["measured_tokens"]
     return {
         "policy": policy,
         "weight_budget": budget,
@@ -79,11 +83,13 @@ def measure(folder: Path, policy: str, budget: str | None, tokens: int) -> dict[
         "wall_s": round(time.perf_counter() - started, 2),
         "work_s": round(usage.ru_utime + usage.ru_stime, 2),
         "peak_rss_bytes": result["peak_rss_bytes"],
-        "weight_bytes": result["facts"]["weight_bytes"],
-        "page_ins": result["counters"]["page_ins"],
-        "htod_bytes_per_token": result["counters"]["htod_bytes"] / tokens_out,
-        "floor_bytes_per_token": result["facts"]["floor_bytes_per_token"],
-        "segments": result["counters"]["segments"],
+        "weight_bytes": facts["weight_bytes"],
+        "page_ins": counters["page_ins"],
+        "zero_copy_reads": counters["zero_copy_reads"],
+        "htod_bytes_per_token": counters["htod_bytes"] / tokens_out,
+        "zero_copy_bytes_per_token": counters["zero_copy_bytes"] / tokens_out,
+        "floor_bytes_per_token": facts["floor_bytes_per_token"],
+        "segments": counters["segments"],
         "equations_hold": all(equation["holds"] for equation in result["equations"]),
     }
 
@@ -99,7 +105,9 @@ def line_of(row: dict[str, Any]) -> str:
         row["work_s"],
         f"{row['peak_rss_bytes'] / 1e6:.0f}",
         row["page_ins"],
-        f"{row['htod_bytes_per_token'] / 1e9:.3f}",
+        row["zero_copy_reads"],
+        f"{(row['htod_bytes_per_token'] + row['zero_copy_bytes_per_token']) / 1e9:.3f}",
+        f"{row['floor_bytes_per_token'] / 1e9:.3f}",
         row["segments"],
     )
     return "| " + " | ".join(map(str, cells)) + " |"
