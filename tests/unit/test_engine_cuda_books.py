@@ -311,12 +311,15 @@ def test_a_capture_that_fails_leaves_none_open(device: CudaDevice, driver: Drive
     assert driver.faults == []
 
 
-def test_a_fault_that_a_kernel_reports_ends_the_run_by_name(device: CudaDevice) -> None:
+@pytest.mark.parametrize("asks_ahead", [False, True])
+def test_a_fault_that_a_kernel_reports_ends_the_run_by_name(device: CudaDevice, asks_ahead: bool) -> None:
+    """Where its bytes are read, though they were asked for before."""
     address = device.alloc(NBYTES, "x")
+    asked = device.fetch(address, 1)
     device._faulty.append("/gather (ai.onnx::Gather)")
     device._fault.view(np.int64)[:] = 1, 9, 4
     with pytest.raises(DeviceFailure, match=r"/gather .*: index 9 is out of bounds for 4 elements"):
-        device.copy_out(address, 1)
+        device.fetched(asked) if asks_ahead else device.copy_out(address, 1)
 
 
 def test_keys_are_copied_or_refused_never_read_in_place(device: CudaDevice) -> None:

@@ -138,13 +138,15 @@ def test_field_60_memory_freed_under_a_reader(kind: type[ScheduledDevice], waits
         ring.seen()
 
 
+@pytest.mark.parametrize("asks_ahead", [False, True])
 @pytest.mark.parametrize("waits", ["never", "after the unmap", "before it"])
-def test_a_granule_given_back_under_an_in_flight_read(waits: str) -> None:
+def test_a_granule_given_back_under_an_in_flight_read(waits: str, asks_ahead: bool) -> None:
+    """The host has read what was filled, at once or when it was asked for, so that the fill is no part of it."""
     device = scheduled(kind=Undrained)
     base, out = device.reserve(G), device.alloc(G, "out")
     device.map(base, device.create())
     device.fill(base, G, 1)
-    device.copy_out(base, 1)
+    assert (device.fetched(device.fetch(base, 1)) if asks_ahead else device.copy_out(base, 1)) == b"\1"
     device.copy_within(out, base, G)
     done = device.mark("compute")
     if waits == "before it":
@@ -361,7 +363,7 @@ def test_cells_that_one_read_went_over_are_one_again_and_remember_it() -> None:
 
 HOST_ACTS = ("alloc", "free", "map", "unmap", "destroy", "map_host", "unmap_host")
 """Refused where every use is checked; a device alone does them at once, as a card does."""
-COPIES = ("copy_out", "copy_in", "copy_within", "fill", "sync")
+COPIES = ("copy_out", "fetch", "copy_in", "copy_within", "fill", "sync")
 
 
 @pytest.mark.parametrize(
@@ -376,6 +378,7 @@ def test_what_a_graph_would_not_repeat_is_refused_in_a_capture(make: Callable[[]
     device.begin_capture()
     acts: dict[str, Callable[[], object]] = {
         "copy_out": lambda: device.copy_out(slot, 8),
+        "fetch": lambda: device.fetch(slot, 8),
         "copy_in": lambda: device.copy_in(slot, A[:8]),
         "copy_within": lambda: device.copy_within(slot, slot + 4, 4),
         "fill": lambda: device.fill(slot, 8, 0),
