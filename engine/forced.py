@@ -31,7 +31,8 @@ def force(graph: Graph, request: RunRequest, forced: Sequence[int], *, wide: boo
     assert request.tokens == len(forced) + 1, (request.tokens, len(forced))
     graph = _widened(graph) if wide else graph
     prompt = request.prompt_ids
-    plans = {1: lower(graph, 1), len(prompt): lower(graph, len(prompt), all_logits=True)}
+    target = request.config.target or "plain"
+    plans = {n: lower(graph, n, all_logits=n > 1, target=target) for n in (1, len(prompt))}
     setup = set_up(request, make_device(request), graph, plans, Tally())
     setup.decoder.reset()
     setup.decoder.prefill([prompt], len(prompt))

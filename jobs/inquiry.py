@@ -6,18 +6,26 @@ from collections.abc import Sequence
 
 from jobs.identity import NO_ORACLE, Oracle, Stream, common_prefix
 from jobs.judge_arm import ArmEvidence
-from jobs.model import CellPlan, IdentityContract
+from jobs.model import CellPlan, IdentityContract, RunRecord
 from jobs.near_tie import Adjudication, FollowUp, ruled
 from jobs.verdict import IdentityClass
 
+USED_UP = "the oracle was not asked, since limits.follow_ups allows no more questions, so it counts as VIOLATION"
+
 
 class Inquiry:
-    """Of one cell. `open_questions` are the differences that may be near ties and about which nobody was asked."""
+    """Of one cell; `room` is how many questions the sweep may still ask.
 
-    def __init__(self, plan: CellPlan, contract: IdentityContract, answers: Sequence[Adjudication]) -> None:
+    `open_questions` are the differences that may be near ties and about which nobody was asked.
+    """
+
+    def __init__(
+        self, plan: CellPlan, contract: IdentityContract, answers: Sequence[Adjudication], room: int = 0
+    ) -> None:
         self._plan = plan
         self._contract = contract
         self._answers = {answer.asked: answer for answer in answers}
+        self._room = room
         self.open_questions: list[FollowUp] = []
 
     def of(self, base: ArmEvidence, other: ArmEvidence) -> Oracle:
@@ -35,13 +43,22 @@ class Inquiry:
             card=str(record.device.get("uuid") or ""),
             prompt_ids=prompts[left.place[1] % len(prompts)],
             base_ids=left.ids,
-            head_id=right.ids[first],
+            head_ids=right.ids,
             first=first,
+            base_target=_target(record),
+            head_target=_target(next(record for record in other.records() if record.run_id == right.run_id)),
         )
 
     def _asked(self, question: FollowUp) -> tuple[IdentityClass, str]:
         answer = self._answers.get(question)
         if answer is not None:
             return ruled(answer, self._contract.near_tie_cap)
+        if self._room <= 0:
+            return "UNADJUDICATED", USED_UP
         self.open_questions.append(question)
         return "UNADJUDICATED", NO_ORACLE
+
+
+def _target(record: RunRecord) -> str:
+    told = record.effective_config.get("target")
+    return str(told["value"]) if isinstance(told, dict) and told.get("value") else ""

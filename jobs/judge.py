@@ -22,23 +22,24 @@ from jobs.verdict import Finding, Outcome, Verdict
 def judge(doc: JudgeInput) -> Verdict | tuple[FollowUp, ...]:
     """The verdict on a sweep, or what must be asked first: over all, `limits.follow_ups` questions at most."""
     doc = normalise(doc)
-    judged = _judged(doc)
-    asked = tuple(dict.fromkeys(question for cell in judged for question in cell.open_questions))
     room = max(0, doc.manifest.limits.follow_ups - len(doc.adjudications))
+    judged = _judged(doc, room)
+    asked = tuple(dict.fromkeys(question for cell in judged for question in cell.open_questions))
     return asked[:room] or _verdict(doc, judged)
 
 
 def concluded(doc: JudgeInput, why: str) -> Verdict:
-    """The verdict although questions may be open: `why` nobody answers them."""
+    """The verdict although questions may be open: `why` nobody answers them. It is on the document as given."""
+    digest = input_digest(normalise(doc))
     while isinstance(answer := judge(doc), tuple):
         unanswered = (Adjudication(asked=question, failure=why) for question in answer)
         doc = doc.model_copy(update={"adjudications": (*doc.adjudications, *unanswered)})
-    return answer
+    return answer.model_copy(update={"input_digest": digest})
 
 
-def _judged(doc: JudgeInput) -> list[JudgedCell]:
+def _judged(doc: JudgeInput, room: int) -> list[JudgedCell]:
     given = {cell.plan.cell: cell for cell in doc.cells}
-    return [_judge_plan(doc, plan, given.get(plan.cell)) for plan in doc.manifest.cells]
+    return [_judge_plan(doc, plan, given.get(plan.cell), room) for plan in doc.manifest.cells]
 
 
 def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
@@ -103,13 +104,13 @@ def input_digest(doc: JudgeInput) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _judge_plan(doc: JudgeInput, plan: CellPlan, given: CellInput | None) -> JudgedCell:
+def _judge_plan(doc: JudgeInput, plan: CellPlan, given: CellInput | None, room: int) -> JudgedCell:
     runs = given.runs if given else ()
     first: dict[str, RunFact] = {}
     for run in runs:
         first.setdefault(run.run_id, run)
     answers = [answer for answer in doc.adjudications if answer.asked.cell == plan.cell]
-    return judge_cell(doc.manifest, plan, tuple(first.values()), answers)
+    return judge_cell(doc.manifest, plan, tuple(first.values()), answers, room)
 
 
 def _document_findings(doc: JudgeInput) -> Iterable[Finding]:

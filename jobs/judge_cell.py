@@ -32,24 +32,25 @@ class JudgedCell:
 
 
 def judge_cell(
-    manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], answers: Sequence[Adjudication] = ()
+    manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], answers: Sequence[Adjudication] = (), room: int = 0
 ) -> JudgedCell:
-    """Judge one cell of the manifest; `runs` in block order, without duplicates; `answers` of the oracle about it."""
-    return _Cell(manifest, plan, runs, answers).judge()
+    """Judge one cell of the manifest; `runs` in block order, without duplicates; `answers` of the oracle about it.
+
+    `room`: how many questions the sweep may still ask.
+    """
+    return _Cell(manifest, plan, runs, Inquiry(plan, manifest.identity, answers, room)).judge()
 
 
 class _Cell:
     """The steps of one cell's judgement, in order, over one docket."""
 
-    def __init__(
-        self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], answers: Sequence[Adjudication]
-    ) -> None:
+    def __init__(self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], inquiry: Inquiry) -> None:
         self.manifest = manifest
         self.plan = plan
         least = manifest.identity.min_tokens or plan.settings.tokens
         self.contract = manifest.identity.model_copy(update={"min_tokens": least})
         self.docket = Docket(plan.cell, manifest.gate)
-        self.inquiry = Inquiry(plan, self.contract, answers)
+        self.inquiry = inquiry
         known = {arm.name: arm for arm in manifest.arms}
         self.arms = [
             weigh(plan, known[name], [run for run in runs if run.arm == name]) for name in plan.arms if name in known

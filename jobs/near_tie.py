@@ -6,17 +6,21 @@ the float32 reference, never against the other arm, with base and head fed the s
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from jobs.document import Document
 
 Ruling = Literal["NEAR_TIE", "VIOLATION", "UNADJUDICATED"]
+Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class FollowUp(Document):
-    """What the judge asks for before it answers: both arms forced through base's ids, beside the oracle.
+    """What the judge asks for before it answers: both arms forced through base's ids, and head's, beside the oracle.
 
-    `first` is the index of the first id that differs. `card` is the UUID of the card that base ran on.
+    `first` is the index of the first id that differs. `card` is the UUID of the card that base ran on; the targets are
+    what the arms' plans were made for, where their runs say so.
     """
 
     kind: Literal["oracle"] = "oracle"
@@ -26,31 +30,38 @@ class FollowUp(Document):
     card: str
     prompt_ids: tuple[int, ...]
     base_ids: tuple[int, ...]
-    head_id: int
+    head_ids: tuple[int, ...]
     first: int
+    base_target: str = ""
+    head_target: str = ""
 
 
 class ForcedPosition(Document):
-    """One index at which all three were fed the same ids. What is `behind` is so in the oracle's logits, in logits.
+    """One index at which all three were fed the same ids; figures are in logits, and `behind` in the oracle's.
 
     `base_error` is base's largest |logit - oracle's|; `base_id` and `head_id` are what each arm chooses there, and
     `base_behind` and `head_behind` how far their choices are behind the oracle's best, `oracle_id`.
     """
 
     index: int
-    base_error: float
+    base_error: Figure
     base_id: int
-    base_behind: float
+    base_behind: Figure
     head_id: int
-    head_behind: float
+    head_behind: Figure
     oracle_id: int
 
 
 class Adjudication(Document):
-    """The answer to a follow-up: each index from the first that differs to base's last, or why there is none."""
+    """The answer to a follow-up, or why there is none.
+
+    `positions` go from the first index that differs to base's last, fed base's ids; `own` from the one behind it to
+    head's last, fed head's.
+    """
 
     asked: FollowUp
     positions: tuple[ForcedPosition, ...] = ()
+    own: tuple[ForcedPosition, ...] = ()
     failure: str = ""
 
 
@@ -58,7 +69,8 @@ def ruled(answer: Adjudication, cap: float) -> tuple[Ruling, str]:
     """What an answer makes of a difference, and why in words.
 
     NEAR_TIE asks that at the first difference both ids stand within a band of the oracle's best, twice base's own error
-    there and `cap` at most, and that head, forced through the rest of base's ids, stays within its band at every index.
+    there and `cap` at most, and that head stays within its band at every later index, forced through base's ids and
+    through those that it gave itself.
     """
     if answer.failure:
         return "UNADJUDICATED", f"the oracle could not be asked ({answer.failure}), so it counts as VIOLATION"
@@ -67,18 +79,21 @@ def ruled(answer: Adjudication, cap: float) -> tuple[Ruling, str]:
         return "UNADJUDICATED", f"{fault}, so what was forced is not what ran, and it counts as VIOLATION"
     first, *rest = answer.positions
     band = _band(first, cap)
-    if first.base_behind > band:
+    if not first.base_behind <= band:
         return "VIOLATION", f"by the oracle base's own id is {first.base_behind:.4g} behind its best, {_allowed(band)}"
-    if first.head_behind > band:
+    if not first.head_behind <= band:
         return (
             "VIOLATION",
             f"by the oracle {asked.head}'s id is {first.head_behind:.4g} behind its best, {_allowed(band)}",
         )
-    for at in rest:
-        if at.head_behind > _band(at, cap):
-            chosen = f"{asked.head}, forced through base's ids, chooses id {at.head_id} at index {at.index}"
-            return "VIOLATION", f"{chosen}, {at.head_behind:.4g} behind the oracle's best, {_allowed(_band(at, cap))}"
-    stays = f"; forced through base's other {len(rest)} ids it stays within its band" if rest else ""
+    for whose, positions in (("base's", rest), ("its own", answer.own)):
+        for at in positions:
+            if not at.head_behind <= _band(at, cap):
+                chosen = f"{asked.head}, forced through {whose} ids, chooses id {at.head_id} at index {at.index}"
+                behind = f"{at.head_behind:.4g} behind the oracle's best, {_allowed(_band(at, cap))}"
+                return "VIOLATION", f"{chosen}, {behind}"
+    ahead = len(rest) + len(answer.own)
+    stays = f"; forced through both lists of ids it stays within its band at {ahead} later indices" if ahead else ""
     return "NEAR_TIE", (
         f"by the oracle base's id is {first.base_behind:.4g} and {asked.head}'s {first.head_behind:.4g} behind "
         f"its best, {_allowed(band)}{stays}; {_preferred(first, asked.head)}"
@@ -102,13 +117,13 @@ def _preferred(at: ForcedPosition, head: str) -> str:
 def _not_what_ran(answer: Adjudication) -> str:
     """How the forced arms contradict the runs that are judged; empty when they do not."""
     asked = answer.asked
-    due = tuple(range(asked.first, len(asked.base_ids)))
-    if tuple(at.index for at in answer.positions) != due:
-        return f"the answer holds {len(answer.positions)} of {len(due)} indices"
-    for at in answer.positions:
-        if at.base_id != asked.base_ids[at.index]:
-            return f"base, forced, chooses id {at.base_id} at index {at.index} where it gave {asked.base_ids[at.index]}"
-    if answer.positions[0].head_id != asked.head_id:
-        given = answer.positions[0].head_id
-        return f"{asked.head}, forced, chooses id {given} at index {asked.first} where it gave {asked.head_id}"
+    parts = ((answer.positions, asked.first, asked.base_ids), (answer.own, asked.first + 1, asked.head_ids))
+    for positions, first, ids in parts:
+        if tuple(at.index for at in positions) != tuple(range(first, len(ids))):
+            return f"the answer holds {len(positions)} of {len(ids) - first} indices"
+    chosen = [("base", at.base_id, asked.base_ids, at.index) for at in answer.positions]
+    chosen += [(asked.head, at.head_id, asked.head_ids, at.index) for at in (answer.positions[0], *answer.own)]
+    for arm, chose, gave, index in chosen:
+        if chose != gave[index]:
+            return f"{arm}, forced, chooses id {chose} at index {index} where it gave {gave[index]}"
     return ""

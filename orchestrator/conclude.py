@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import SpecError
-from jobs.judge import concluded, stamped
+from jobs.judge import concluded, judge, stamped
 from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
 from jobs.verdict import Verdict
@@ -30,11 +30,14 @@ class Concluded:
 
 
 def judge_sweep(store: Store, sweep_id: str) -> Verdict:
-    """Judge what the store holds and keep the answer, stamped with the code that judged. Nothing is run for it."""
+    """Judge what the store holds and keep the answer, stamped with the code that judged. Nothing is run for it.
+
+    A sweep about which the oracle could still be asked stays open, as one with runs pending does.
+    """
     given = store.judge_input(sweep_id)
     verdict = concluded(given, "no worker was there")
     verdict = stamped(verdict, harness_digest(own_root()), harness_version())
-    left = sum(run.state == "pending" for cell in given.cells for run in cell.runs)
+    left = any(run.state == "pending" for cell in given.cells for run in cell.runs) or isinstance(judge(given), tuple)
     store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=not left)
     return verdict
 

@@ -130,20 +130,25 @@ class Dispatcher:
                 self._receive(next(seat for seat in self._seats if seat.ticket is ticket))
 
     def ask(self, questions: Sequence[FollowUp]) -> None:
-        """Have the judge's questions answered, one by one, each on the card that base ran on if that is here."""
+        """Have the judge's questions answered, one by one, each on the card that base ran on.
+
+        Raises HostLost when that is not here, or when workers are lost over a question as often as attempts are
+        allowed.
+        """
         for question in questions:
-            seat = next((seat for seat in self._seats if seat.card == question.card), self._seats[0])
+            seat = next((seat for seat in self._seats if question.card in ("", seat.card)), None)
+            if seat is None:
+                raise HostLost(f"card {question.card}, on which base ran, is not here to ask the oracle about its ids")
             about = f"the oracle about index {question.first} of {question.base}'s ids"
             self._tell(Happening("asks", question.cell, question.head, about))
             answer = self._answer(seat, question)
             self._store.write_adjudication(self._sweep_id, answer)
 
     def _answer(self, seat: Seat, question: FollowUp) -> Adjudication:
-        """What a worker says to a question. One that is lost over it is replaced and asked again, within the limit."""
+        """What a worker says to a question. One that is lost over it is replaced and asked again."""
         plan = next(cell for cell in self._cells if cell.cell == question.cell)
         arms = self._arms[question.base], self._arms[question.head]
         order = ForceOrder(question, plan, *arms, timeout_s=self._limits.run_timeout_s)
-        answer = Adjudication(asked=question, failure="it was not tried")
         for _ in range(self._limits.attempts):
             ticket = self._placer.adjudicate(seat.worker, order)
             try:
@@ -152,14 +157,14 @@ class Dispatcher:
                         self._placer.stop()
                         raise Stopped
                 answer = self._placer.adjudication(ticket)
-                break
             except WorkerLost as lost:
                 self._tell(Happening("lost", question.cell, question.head, str(lost)))
-                answer = Adjudication(asked=question, failure=str(lost))
                 seat.hello = self._placer.replace(seat.worker)
-        if self._stopped():  # what was cut off is no answer
-            raise Stopped
-        return answer
+                continue
+            if self._stopped():  # what was cut off is no answer
+                raise Stopped
+            return answer
+        raise HostLost(f"{self._limits.attempts} workers were lost over a question about {question.cell}")
 
     def _tell_of_leases(self, left: Pending) -> None:
         """What is pending is leased to another driver: it works there, or it died and its leases end within LEASE_S."""

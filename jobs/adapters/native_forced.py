@@ -1,4 +1,4 @@
-"""Base and head forced through the same ids, beside the oracle: three children of the native engine, one answer.
+"""Base and head forced through the same ids, beside the oracle: children of the native engine, one answer.
 
 The oracle is the harness's own engine, whatever the arms run; it shares no code with what decodes. Nothing is timed
 here, and whoever else is on a card cannot change what is computed, so that none needs to be clear.
@@ -7,16 +7,18 @@ here, and whoever else is on a card cannot change what is computed, so that none
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from jobs.adapters.base import RunPlace
 from jobs.adapters.child import ChildOrder, run_child
+from jobs.adapters.model_files import ModelDigests
 from jobs.adapters.native import checked_tree, child_environment, last_log_line
+from jobs.errors import SpecError
 from jobs.model import ArmPlan, CellPlan
 from jobs.near_tie import Adjudication, FollowUp, ForcedPosition
 from jobs.provenance import own_root
@@ -30,7 +32,7 @@ Logits = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class ForceOrder:
-    """One question with the plans of what it is about. `timeout_s` bounds each of three children."""
+    """One question with the plans of what it is about. `timeout_s` bounds each child."""
 
     asked: FollowUp
     cell: CellPlan
@@ -39,46 +41,78 @@ class ForceOrder:
     timeout_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Along:
+    """What all three make of one list of ids: logits, a row for each id that is to come."""
+
+    oracle: Logits
+    base: Logits
+    head: Logits
+
+
 class _Failed(Exception):
     """Why there is no answer, in one line."""
 
 
 def adjudicate(order: ForceOrder, place: RunPlace, python: str = sys.executable) -> Adjudication:
     """The answer to a question; one that cannot be answered says why."""
-    try:
-        return Adjudication(asked=order.asked, positions=tuple(_positions(order, place, python)))
-    except _Failed as failed:
-        return Adjudication(asked=order.asked, failure=str(failed))
-
-
-def _positions(order: ForceOrder, place: RunPlace, python: str) -> Iterator[ForcedPosition]:
     asked = order.asked
+    first = asked.first
+    try:
+        _check_model(order.cell)
+        shared = _along(order, asked.base_ids, place, python)
+        positions = [_position(shared, first, asked.base_ids[first], asked.head_ids[first])]
+        positions += [_position(shared, at, asked.base_ids[at], None) for at in range(first + 1, len(asked.base_ids))]
+        later = range(first + 1, len(asked.head_ids))
+        alone = _along(order, asked.head_ids, place, python) if later else shared
+        own = [_position(alone, at, None, asked.head_ids[at]) for at in later]
+        _check_model(order.cell)
+    except ValidationError:
+        return Adjudication(asked=asked, failure="the engines' logits lie further apart than a number tells")
+    except _Failed as failed:
+        return Adjudication(asked=asked, failure=str(failed))
+    return Adjudication(asked=asked, positions=tuple(positions), own=tuple(own))
+
+
+def _check_model(cell: CellPlan) -> None:
+    """Raise _Failed when the model is not the one that ran."""
+    try:
+        digest = ModelDigests()(Path(cell.model_path))
+    except SpecError as exc:
+        raise _Failed(f"model {cell.model}: {exc}") from exc
+    if digest != cell.model_digest:
+        raise _Failed(f"model {cell.model} has digest {digest[:12]}, and what ran had {cell.model_digest[:12]}")
+
+
+def _along(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, python: str) -> _Along:
+    """All three, fed the prompt and these ids. Raises _Failed."""
     harness = ArmPlan(name="oracle", role="variant", source="harness", python_path=str(own_root()))
-    oracle = _logits(order, place, (python, "-P", "-m", "engine", "oracle"), harness)
-    arms = [
-        _logits(order, place, (python, "-P", "-m", "engine", "logits", *_options(order.cell, arm)), arm)
-        for arm in (order.base, order.head)
-    ]
-    for name, made in zip((asked.base, asked.head), arms, strict=True):
-        if made.shape != oracle.shape:
-            raise _Failed(f"{name} gives logits {list(made.shape)} where the oracle gives {list(oracle.shape)}")
-    for index in range(asked.first, len(asked.base_ids)):
-        told, base, head = oracle[index], arms[0][index], arms[1][index]
-        best, base_id = int(np.argmax(told)), _choice(base, asked.base_ids[index])
-        head_id = _choice(head, asked.head_id) if index == asked.first else int(np.argmax(head))
-        yield ForcedPosition(
-            index=index,
-            base_error=float(np.abs(base - told).max()),
-            base_id=base_id,
-            base_behind=float(told[best] - told[base_id]),
-            head_id=head_id,
-            head_behind=float(told[best] - told[head_id]),
-            oracle_id=best,
-        )
+    oracle = _logits(order, ids, place, (python, "-P", "-m", "engine", "oracle"), harness)
+    made = [oracle]
+    for arm, target in ((order.base, order.asked.base_target), (order.head, order.asked.head_target)):
+        command = (python, "-P", "-m", "engine", "logits", *_options(order.cell, arm, target))
+        made.append(_logits(order, ids, place, command, arm))
+        if made[-1].shape != oracle.shape:
+            raise _Failed(f"{arm.name} gives logits {list(made[-1].shape)}, the oracle {list(oracle.shape)}")
+    return _Along(*made)
 
 
-def _logits(order: ForceOrder, place: RunPlace, command: tuple[str, ...], arm: ArmPlan) -> Logits:
-    """What an engine computes for base's ids, a row for each of them. Raises _Failed."""
+def _position(along: _Along, index: int, base_gave: int | None, head_gave: int | None) -> ForcedPosition:
+    told, base, head = along.oracle[index], along.base[index], along.head[index]
+    best, base_id, head_id = int(np.argmax(told)), _choice(base, base_gave), _choice(head, head_gave)
+    return ForcedPosition(
+        index=index,
+        base_error=float(np.abs(base.astype(np.float64) - told).max()),
+        base_id=base_id,
+        base_behind=float(told[best] - told[base_id]),
+        head_id=head_id,
+        head_behind=float(told[best] - told[head_id]),
+        oracle_id=best,
+    )
+
+
+def _logits(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, command: tuple[str, ...], arm: ArmPlan) -> Logits:
+    """What an engine computes for these ids, a row for each of them. Raises _Failed."""
     if arm.adapter != "native":
         raise _Failed(f"the engine of {arm.name} is run by {arm.adapter}, which cannot force ids")
     _, _, fault = checked_tree(arm)
@@ -86,7 +120,7 @@ def _logits(order: ForceOrder, place: RunPlace, command: tuple[str, ...], arm: A
         raise _Failed(fault)
     asked, out = order.asked, place.scratch / f"{len(list(place.scratch.iterdir()))}.npz"
     fed = {"--model": order.cell.model_path, "--prompt-ids": _words(asked.prompt_ids), "--out": str(out)}
-    fed["--forced-ids"] = _words(asked.base_ids[:-1])
+    fed["--forced-ids"] = _words(ids[:-1])
     child = ChildOrder(
         argv=(*command, *(f"{name}={value}" for name, value in fed.items())),
         env=child_environment(arm, place.environ),
@@ -103,7 +137,7 @@ def _logits(order: ForceOrder, place: RunPlace, command: tuple[str, ...], arm: A
     if end.exit_code != 0:
         how = f"signal {end.signal}" if end.exit_code is None else f"exit {end.exit_code}"
         raise _Failed(f"{arm.name} ends with {how}; {last_log_line(end)}")
-    return _read(out, len(asked.base_ids), arm.name)
+    return _read(out, len(ids), arm.name)
 
 
 def _read(out: Path, rows: int, name: str) -> Logits:
@@ -111,22 +145,26 @@ def _read(out: Path, rows: int, name: str) -> Logits:
     try:
         with np.load(out, allow_pickle=False) as arrays:
             made = np.asarray(arrays["logits"], np.float32)
-    except (OSError, ValueError, KeyError) as exc:
-        raise _Failed(f"{name} wrote no logits: {exc}") from exc
+    except Exception as exc:  # whatever a child wrote, and what NumPy makes of it
+        raise _Failed(f"{name} wrote no logits: {type(exc).__name__}: {exc}") from exc
     if made.ndim != 2 or len(made) < rows or not np.isfinite(made).all():
         raise _Failed(f"{name} wrote logits {list(made.shape)}, due are {rows} finite rows")
     return made[-rows:]
 
 
-def _choice(row: Logits, gave: int) -> int:
-    """What an arm chooses by its logits; of several that are equal, the one that it gave."""
+def _choice(row: Logits, gave: int | None) -> int:
+    """What an arm chooses by its logits; of several that are equal, the one that it gave there."""
     best = int(np.argmax(row))
-    return gave if gave < row.size and row[gave] == row[best] else best
+    return gave if gave is not None and gave < row.size and row[gave] == row[best] else best
 
 
-def _options(cell: CellPlan, arm: ArmPlan) -> list[str]:
-    """An arm's config as options of the command; arm config wins over the cell's, as in a run."""
-    given = {name: value for name, value in {**cell.config, **arm.config}.items() if name not in NOT_FORCED}
+def _options(cell: CellPlan, arm: ArmPlan, target: str) -> list[str]:
+    """An arm's config as options of the command; arm config wins over the cell's, as in a run.
+
+    `target` is what its run's plans were made for, which follows from the device where no config names it.
+    """
+    asked = {**({"target": target} if target else {}), **cell.config, **arm.config}
+    given = {name: value for name, value in asked.items() if name not in NOT_FORCED}
     options = [f"--device={cell.settings.device}"]
     for name, value in given.items():
         if value is not None:

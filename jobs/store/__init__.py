@@ -165,7 +165,7 @@ class Store:
             return readback.record(connection, attempt_id)
 
     def write_adjudication(self, sweep_id: str, answer: Adjudication) -> None:
-        """Store the answer to a question of the judge; there is one of each, and a resend is a no-op."""
+        """Store the answer to a question of the judge; of several to one question the first stands."""
         now = self._now()
         self._database.write(lambda c: verdicts.write_adjudication(c, sweep_id, answer, now))
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy import Connection, Row, Select, insert, select, update
 
-from jobs.errors import Conflict, StoreError
+from jobs.errors import StoreError
 from jobs.lifecycle import advance
 from jobs.near_tie import Adjudication
 from jobs.store import events, submission
@@ -60,14 +60,11 @@ def write_verdict(
 
 
 def write_adjudication(connection: Connection, sweep_id: str, answer: Adjudication, now: datetime) -> None:
-    """Store an answer with its question. Raises Conflict when that has another answer already."""
+    """Store an answer with its question; of several the first stands."""
     submission.one(connection, sweep_id)
     question = answer.asked.digest()
     rows = connection.execute(_adjudications(sweep_id)).all()
-    earlier = next((row for row in rows if row.question_digest == question), None)
-    if earlier is not None:
-        if earlier.document != answer.model_dump(mode="json"):
-            raise Conflict(f"sweep {sweep_id} holds another answer to this question", "judge the sweep again")
+    if any(row.question_digest == question for row in rows):
         return
     document = answer.model_dump(mode="json")
     row = {"sweep_id": sweep_id, "number": len(rows) + 1, "question_digest": question, "document": document}

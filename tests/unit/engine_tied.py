@@ -15,6 +15,7 @@ TWIN, NEXT = 500, 501
 """Ids whose rows are made like those of one that base chooses: alike, and a hundredth less. Base never chooses them."""
 FIRST, TOKENS = 2, 6
 SAMPLING, NBITS = "engine/kernels/sampling.py", "engine/kernels/nbits.py"
+EMBEDDING, ROWS = "engine/kernels/embedding.py", 'a["y"][0] = a["table"][a["ids"][0]]'
 CHOICE = "best = int(np.argmax(row))\n    a["
 TIES_UPWARDS = (SAMPLING, CHOICE, "best = row.size - 1 - int(np.argmax(row[::-1]))\n    a[")
 WRONG_LOGITS = (NBITS, "y[r] = made\n", f"y[r] = made\n                if y.shape[1] > {NEXT}: y[r, {NEXT}] += 0.15\n")

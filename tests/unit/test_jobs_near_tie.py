@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from jobs.judge import concluded, judge, normalise
 from jobs.model import Gate, Generation, IdentityContract, JudgeInput, Limits, RunFact, SequenceTokens
@@ -17,9 +18,9 @@ OTHER = 46283
 
 
 def question(**changes: Any) -> FollowUp:
-    """Base gives 5 6 7 8, head 9 in the place of 6."""
+    """Base gives 5 6 7 8, head 5 9 7 4."""
     fields = {"cell": "c", "base": "base", "head": "head", "card": "SIM-0", "prompt_ids": (1,)}
-    return FollowUp(**{**fields, "base_ids": (5, 6, 7, 8), "head_id": 9, "first": 1, **changes})
+    return FollowUp(**{**fields, "base_ids": (5, 6, 7, 8), "head_ids": (5, 9, 7, 4), "first": 1, **changes})
 
 
 def position(index: int, base_id: int, **changes: float) -> ForcedPosition:
@@ -30,20 +31,29 @@ def position(index: int, base_id: int, **changes: float) -> ForcedPosition:
     )
 
 
+def own(index: int, head_id: int, **changes: Any) -> ForcedPosition:
+    """Fed head's ids: base may choose what it likes."""
+    return position(index, 0, head_id=head_id, **changes)
+
+
 def answered(
-    first: dict[str, Any] | None = None, later: dict[str, Any] | None = None, **changes: Any
+    first: dict[str, Any] | None = None,
+    later: dict[str, Any] | None = None,
+    alone: dict[str, Any] | None = None,
+    **changes: Any,
 ) -> tuple[str, str]:
-    """The ruling on an answer in which head's 9 is as good as base's 6, with some figures changed."""
+    """The ruling on an answer in which head's ids are as good as base's, with some figures changed."""
     positions = (position(1, 6, head_id=9, **(first or {})), position(2, 7), position(3, 8, **(later or {})))
-    return ruled(Adjudication(**{"asked": question(), "positions": positions, **changes}), cap=0.1)
+    mine = (own(2, 7), own(3, 4, **(alone or {})))
+    return ruled(Adjudication(**{"asked": question(), "positions": positions, "own": mine, **changes}), cap=0.1)
 
 
 def test_a_tie_is_within_twice_base_own_error_and_stays_there() -> None:
     klass, why = answered({"head_behind": 0.02})
     assert klass == "NEAR_TIE"
     assert why == (
-        "by the oracle base's id is 0 and head's 0.02 behind its best, where 0.02 is allowed; forced through base's "
-        "other 2 ids it stays within its band; the oracle's own choice is base's"
+        "by the oracle base's id is 0 and head's 0.02 behind its best, where 0.02 is allowed; forced through both "
+        "lists of ids it stays within its band at 4 later indices; the oracle's own choice is base's"
     )
 
 
@@ -56,22 +66,38 @@ def test_agreement_with_the_oracle_is_said_apart(oracle_id: int, says: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("first", "later", "says"),
+    ("first", "later", "alone", "says"),
     [
-        ({"head_behind": 0.0201}, {}, "head's id is 0.0201 behind its best, where 0.02 is allowed"),
-        ({"head_behind": 0.11, "base_error": 3.0}, {}, "head's id is 0.11 behind its best, where 0.1 is allowed"),
-        ({"base_behind": 0.11, "base_error": 3.0}, {}, "base's own id is 0.11 behind its best, where 0.1 is allowed"),
+        ({"head_behind": 0.0201}, {}, {}, "head's id is 0.0201 behind its best, where 0.02 is allowed"),
+        ({"head_behind": 0.11, "base_error": 3.0}, {}, {}, "head's id is 0.11 behind its best, where 0.1 is allowed"),
+        (
+            {"base_behind": 0.11, "base_error": 3.0},
+            {},
+            {},
+            "base's own id is 0.11 behind its best, where 0.1 is allowed",
+        ),
+        ({}, {"head_id": 4, "head_behind": 0.5}, {}, "through base's ids, chooses id 4 at index 3, 0.5 behind the"),
         (
             {},
-            {"head_id": 4, "head_behind": 0.5},
-            "chooses id 4 at index 3, 0.5 behind the oracle's best, where 0.02 is",
+            {},
+            {"head_behind": 0.5},
+            "forced through its own ids, chooses id 4 at index 3, 0.5 behind the oracle's best",
         ),
     ],
-    ids=["beyond base's error", "beyond the cap", "base beyond the cap", "later"],
+    ids=["beyond base's error", "beyond the cap", "base beyond the cap", "later", "after its own ids"],
 )
-def test_beyond_its_band_an_id_is_wrong(first: dict[str, Any], later: dict[str, Any], says: str) -> None:
-    klass, why = answered(first, later)
+def test_beyond_its_band_an_id_is_wrong(
+    first: dict[str, Any], later: dict[str, Any], alone: dict[str, Any], says: str
+) -> None:
+    klass, why = answered(first, later, alone)
     assert klass == "VIOLATION" and says in why
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("name", ["base_error", "base_behind", "head_behind"])
+def test_a_figure_that_is_none_makes_no_answer(name: str, number: float) -> None:
+    with pytest.raises(ValidationError):
+        position(1, 6, **{name: number})
 
 
 def test_a_band_is_that_of_its_own_index() -> None:
@@ -86,10 +112,12 @@ def test_a_band_is_that_of_its_own_index() -> None:
         ({"failure": "head ends with exit 12; no"}, "the oracle could not be asked (head ends with exit 12; no)"),
         ({"positions": ()}, "the answer holds 0 of 3 indices"),
         ({"positions": (position(1, 6, head_id=9), position(3, 8))}, "the answer holds 2 of 3 indices"),
-        ({"asked": question(head_id=4)}, "head, forced, chooses id 9 at index 1 where it gave 4"),
+        ({"asked": question(head_ids=(5, 4, 7, 4))}, "head, forced, chooses id 9 at index 1 where it gave 4"),
+        ({"asked": question(head_ids=(5, 9, 7, 3))}, "head, forced, chooses id 4 at index 3 where it gave 3"),
+        ({"own": (own(2, 7),)}, "the answer holds 1 of 2 indices"),
         ({"asked": question(base_ids=(5, 6, 7, 3))}, "base, forced, chooses id 8 at index 3 where it gave 3"),
     ],
-    ids=["failure", "empty", "a gap", "another head", "another base"],
+    ids=["failure", "empty", "a gap", "another head", "other ids after it", "not all of its own", "another base"],
 )
 def test_what_is_not_what_ran_excuses_nothing(changes: dict[str, Any], says: str) -> None:
     klass, why = answered(**changes)
@@ -120,8 +148,9 @@ def asked_by(doc: JudgeInput) -> tuple[FollowUp, ...]:
 def agreeing(asked: FollowUp, **first: Any) -> Adjudication:
     """An answer by which head's id is as good as base's."""
     rest = [position(at, asked.base_ids[at]) for at in range(asked.first + 1, len(asked.base_ids))]
-    here = position(asked.first, asked.base_ids[asked.first], head_id=asked.head_id, **first)
-    return Adjudication(asked=asked, positions=(here, *rest))
+    here = position(asked.first, asked.base_ids[asked.first], head_id=asked.head_ids[asked.first], **first)
+    mine = [own(at, asked.head_ids[at]) for at in range(asked.first + 1, len(asked.head_ids))]
+    return Adjudication(asked=asked, positions=(here, *rest), own=tuple(mine))
 
 
 def judged(doc: JudgeInput, *answers: Adjudication) -> Verdict:
@@ -135,7 +164,7 @@ def test_one_question_is_asked_of_one_difference(documents: Any) -> None:
     [asked] = asked_by(near(documents))
     assert (asked.base, asked.head, asked.card) == ("base", "head", "SIM-0")
     assert asked.prompt_ids == (504, 3575, 282, 4649, 314)
-    assert (asked.base_ids, asked.head_id, asked.first) == (documents.IDS, OTHER, FIRST)
+    assert (asked.base_ids, asked.head_ids, asked.first) == (documents.IDS, flipped(documents), FIRST)
 
 
 def test_an_answer_decides_the_outcome_and_the_contract_its_code(documents: Any) -> None:
@@ -156,7 +185,7 @@ def test_an_answer_decides_the_outcome_and_the_contract_its_code(documents: Any)
 def test_an_answer_to_another_question_is_none(documents: Any) -> None:
     doc = near(documents)
     [asked] = asked_by(doc)
-    other = asked.model_copy(update={"head_id": OTHER + 1})
+    other = asked.model_copy(update={"head_ids": flipped(documents, to=OTHER + 1)})
     assert judge(doc.model_copy(update={"adjudications": (agreeing(other),)})) == (asked,)
 
 
@@ -184,7 +213,7 @@ def test_each_sequence_of_a_batch_is_asked_about(documents: Any) -> None:
 
     doc = documents.replace_runs(near(documents, **settings), widened)
     first, second = asked_by(doc)
-    assert [(q.prompt_ids, q.first, q.head_id) for q in (first, second)] == [
+    assert [(q.prompt_ids, q.first, q.head_ids[q.first]) for q in (first, second)] == [
         ((504, 3575, 282, 4649, 314), FIRST, OTHER),
         ((7, 8), 3, 77),
     ]
@@ -227,7 +256,7 @@ def test_questions_are_bounded_over_the_whole_sweep(documents: Any) -> None:
     rows = [row for row in verdict.cells[0].identity if row.klass == "UNADJUDICATED"]
     assert len(rows) == 6
     assert sum("nobody was there" in row.note for row in rows) == 2
-    assert sum("no oracle was run" in row.note for row in rows) == 4
+    assert sum("limits.follow_ups allows no more questions" in row.note for row in rows) == 4
 
 
 def test_order_and_duplicates_of_answers_change_nothing(documents: Any) -> None:

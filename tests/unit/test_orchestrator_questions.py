@@ -22,16 +22,18 @@ from orchestrator.choose import simulated_cards
 from orchestrator.conclude import judge_sweep
 from orchestrator.dispatch import Dispatcher, Happening
 from orchestrator.embedded import open_questions
-from orchestrator.lost import Stopped, WorkerLost
+from orchestrator.lost import HostLost, Stopped, WorkerLost
 from orchestrator.place import InProcessPlacer, Ticket
 from orchestrator.scripted import ScriptedProbe
 from orchestrator.worker import GpuWorker, WorkerSettings
 from tests.unit.engine_rig import TINY_PROMPT
 from tests.unit.engine_tied import (
     CHOICE,
+    EMBEDDING,
     FIRST,
     NEXT,
     ROOT,
+    ROWS,
     SAMPLING,
     TIES_UPWARDS,
     TOKENS,
@@ -117,13 +119,13 @@ def test_a_tie_that_goes_the_other_way_is_a_near_tie(swept: Callable[..., Sweep]
     assert (verdict.outcome, verdict.exit_code) == ("NEAR_TIE", 3), verdict.headline
     [answer] = sweep.store.judge_input(sweep.sweep_id).adjudications
     first, *rest = answer.positions
-    assert (answer.asked.first, answer.asked.head_id, list(answer.asked.base_ids)) == (FIRST, TWIN, tied[1])
+    assert (answer.asked.first, answer.asked.head_ids[FIRST], list(answer.asked.base_ids)) == (FIRST, TWIN, tied[1])
     assert first.base_behind == first.head_behind == 0
     assert 0 < first.base_error < 1e-4, "another computation, and the same numbers"
-    assert len(rest) == TOKENS - FIRST - 1
+    assert len(rest) == len(answer.own) == TOKENS - FIRST - 1
     assert [h.text for h in sweep.heard if h.kind == "asks"] == [f"the oracle about index {FIRST} of base's ids"]
     assert [event.kind for event in sweep.store.events(sweep.sweep_id)].count("adjudication") == 1
-    assert not list(sweep.works.scratch.iterdir()), "nothing of three children is left"
+    assert not list(sweep.works.scratch.iterdir()), "nothing of six children is left"
 
 
 def test_wrong_logits_are_a_violation_however_small_the_gap(swept: Callable[..., Sweep]) -> None:
@@ -203,3 +205,54 @@ def test_judging_without_workers_says_that_nobody_was_asked(swept: Callable[...,
     assert (verdict.outcome, verdict.exit_code) == ("UNADJUDICATED", 1)
     assert "the oracle could not be asked (no worker was there)" in verdict.headline
     assert len(open_questions(sweep.store, sweep.sweep_id)) == 1
+    assert sweep.store.sweep(sweep.sweep_id).state == "open"
+    assert sweep.run().outcome == "NEAR_TIE"
+    assert sweep.store.sweep(sweep.sweep_id).state == "judged"
+
+
+def test_a_head_that_is_wrong_after_the_tie_is_not_excused(swept: Callable[..., Sweep]) -> None:
+    """Fed base's ids it is right: only its own ids show what it does behind its choice."""
+    sweep = swept(TIES_UPWARDS, (EMBEDDING, ROWS, f'{ROWS}\n    a["y"][0][a["ids"][0] == {TWIN}] *= -3'))
+    verdict = sweep.run()
+    assert (verdict.outcome, verdict.exit_code) == ("VIOLATION", 1)
+    assert "forced through its own ids" in verdict.headline
+
+
+def test_workers_lost_over_a_question_again_and_again_are_a_fault_of_the_host(swept: Callable[..., Sweep]) -> None:
+    sweep = swept(TIES_UPWARDS)
+
+    class Losing(InProcessPlacer):
+        def adjudication(self, ticket: Ticket) -> Adjudication:
+            raise WorkerLost(ticket.worker, "gone")
+
+    with pytest.raises(HostLost, match="3 workers were lost over a question about tied/short"):
+        sweep.run(Losing(simulated_cards("test", 1), sweep.make))
+    assert sweep.run().outcome == "NEAR_TIE", "and a resume asks again"
+
+
+def test_a_model_that_changed_meanwhile_is_no_witness(
+    swept: Callable[..., Sweep], tied: tuple[Path, list[int]]
+) -> None:
+    sweep = swept(TIES_UPWARDS)
+    note = tied[0] / "genai_config.json"
+    kept = note.read_text()
+
+    class Changing(InProcessPlacer):
+        def adjudicate(self, worker: str, order: ForceOrder) -> Ticket:
+            note.write_text(kept + "\n")
+            return super().adjudicate(worker, order)
+
+    try:
+        verdict = sweep.run(Changing(simulated_cards("test", 1), sweep.make))
+    finally:
+        note.write_text(kept)
+    assert verdict.outcome == "UNADJUDICATED"
+    assert "model tied has digest" in verdict.headline
+
+
+def test_another_card_than_base_ran_on_is_not_asked(swept: Callable[..., Sweep]) -> None:
+    sweep = swept(TIES_UPWARDS)
+    with pytest.raises(Stopped):
+        sweep.run(stopped=lambda: any(h.kind == "asks" for h in sweep.heard))
+    with pytest.raises(HostLost, match="on which base ran, is not here"):
+        sweep.run(InProcessPlacer(simulated_cards("other", 1), sweep.make))

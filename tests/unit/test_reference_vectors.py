@@ -140,7 +140,7 @@ def vector_7(given: Any) -> None:
             for at in range(20, len(base))
         ]
         first = ForcedPosition(index=19, base_id=33803, head_id=instead, oracle_id=33803, head_behind=behind, **own)
-        answers = tuple(Adjudication(asked=question, positions=(first, *rest)) for question in asked)
+        answers = tuple(Adjudication(asked=question, positions=(first, *rest), own=tuple(rest)) for question in asked)
         verdict = judge(doc.model_copy(update={"adjudications": answers}))
         assert isinstance(verdict, Verdict)
         return verdict.outcome, verdict.exit_code
