@@ -13,9 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 from engine.__main__ import main
+from engine.bind import lower
 from engine.errors import BadRequest
+from engine.graph import Graph
 from engine.onnx_load import load
 from engine.out_file import check_out
+from engine.plan import Plan
 from tests.unit.engine_rig import build_tiny, edited, reconfigured, write_array
 
 SAMPLES = (
@@ -104,6 +107,27 @@ def test_neither_budget_nor_policy_nor_capture_changes_a_bit(tiny: Path, tmp_pat
         assert (code, err) == (0, ""), form
         rows.append(np.load(tmp_path / "l.npz")["logits"])
     assert all(np.array_equal(rows[0], other) for other in rows[1:])
+
+
+def test_what_is_forced_are_the_steps_of_the_target_that_was_asked_for(
+    tiny: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the same bits here, so the plans are counted: on a card the steps of a target are other kernels."""
+    made: list[tuple[str, int]] = []
+
+    def noted(graph: Graph, rows: int, **given: Any) -> Plan:
+        plan = lower(graph, rows, **given)
+        made.append((given["target"], len(plan.steps)))
+        return plan
+
+    monkeypatch.setattr("engine.forced.lower", noted)
+    rows = []
+    for target in ("plain", "fused"):
+        assert run("--model", tiny, *IDS, "--out", tmp_path / "l.npz", "--target", target)[0] == 0
+        rows.append(np.load(tmp_path / "l.npz")["logits"])
+    assert np.array_equal(*rows)
+    (_, plain), _, (_, fused), _ = made
+    assert [target for target, _ in made] == ["plain", "plain", "fused", "fused"] and fused < plain
 
 
 def test_what_it_says_and_without_forced_ids(tiny: Path, tmp_path: Path, run: Run) -> None:
