@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,14 @@ def test_equivalents_are_mutants_few_and_argued(checkout: Path) -> None:
     assert set(excused) <= names, "an entry of equivalent.toml that is no mutant any more goes"
     assert len(excused) <= MOST_EQUIVALENT * len(names)
     assert all(len(why.split()) > 8 and why.endswith(".") for why in excused.values())
+
+
+def test_the_record_of_the_last_whole_run_knows_every_mutant_and_none_lives(checkout: Path) -> None:
+    """New code of these kinds asks for a new run: `make mutants`."""
+    told = json.loads((checkout / "docs/results/mutants.json").read_text("utf-8"))
+    assert {row["name"] for row in told["mutants"]} == {mutant.name for mutant in mutants(checkout)}
+    assert told["alive"] == 0 and told["killed"] + told["equivalent"] == told["total"] == len(told["mutants"])
+    assert told["equivalent"] <= MOST_EQUIVALENT * told["total"]
 
 
 @pytest.mark.timeout(300)
