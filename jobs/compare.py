@@ -16,6 +16,7 @@ from jobs.verdict import MetricClass, MetricRow, TimeRow
 DIFFERENT_WORK = "different work: the tokens differ"
 NOT_ENGAGED = "not judged: a witness is unmet"
 NOT_COMPARABLE = "not judged: the arms are not comparable"
+NEAR_TIE = "no gain is claimed: a near tie, the tokens differ"
 GATE_OFF = "not judged: the exact gate is off"
 
 ABSOLUTE_FLOOR_MS = 0.001
@@ -47,9 +48,13 @@ class MeasuredArm:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What the earlier steps left to be said of a pair: its tokens differ, or it cannot be judged and why."""
+    """What the earlier steps left to be said of a pair: its tokens differ, or it cannot be judged and why.
+
+    `near_tie`: it did the same work with other tokens, so that what is worse counts and what is better does not.
+    """
 
     different_work: bool = False
+    near_tie: bool = False
     unjudged: str = ""
     prefix: str = ""  # put before every note where a cell has several arms under test
     capture_varies: bool = False  # the arms were asked for another capture setting on purpose
@@ -91,7 +96,7 @@ def exact_rows(
                 delta=ruling.delta,
                 klass=_standing_class(ruling.klass, standing),
                 run_ids=_run_ids(base, head),
-                note=_note(ruling.note if asked else gates.NO_STEP, standing),
+                note=_note(ruling.note if asked else gates.NO_STEP, standing, gain=ruling.klass == "improved"),
             )
         )
     return tuple(rows)
@@ -158,14 +163,15 @@ def is_time(name: str) -> bool:
 
 
 def _standing_class(klass: MetricClass, standing: Standing) -> MetricClass:
-    """Nothing has improved where the work differs, and nothing is judged where the pair cannot be."""
-    if klass == "improved" and (standing.different_work or standing.unjudged):
+    """Nothing has improved where the tokens differ, and nothing is judged where the pair cannot be."""
+    if klass == "improved" and (standing.different_work or standing.near_tie or standing.unjudged):
         return "neutral"
     return "neutral" if klass == "regressed" and standing.unjudged else klass
 
 
-def _note(own: str, standing: Standing) -> str:
-    mark = DIFFERENT_WORK if standing.different_work else ""
+def _note(own: str, standing: Standing, *, gain: bool) -> str:
+    """`gain`: the figures alone would be one."""
+    mark = DIFFERENT_WORK if standing.different_work else NEAR_TIE if gain and standing.near_tie else ""
     return "; ".join(part for part in (standing.prefix, standing.unjudged, mark, own) if part)
 
 
@@ -183,7 +189,8 @@ def _time_row(name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm
     klass, why = stats.classify(pair, control, lower_is_better=metric.direction == "lower")
     if klass in ("WORSE", "BETTER") and _below_floor(metric.unit, base.value(name), head.value(name)):
         klass, why = "SAME", f"the difference is below {ABSOLUTE_FLOOR_MS} ms"
-    if klass != "NOT_MEASURED" and standing.different_work:
+    gain = klass == "BETTER"
+    if klass != "NOT_MEASURED" and (standing.different_work or (gain and standing.near_tie)):
         klass, why = "DIFFERENT_WORK", ""
     elif klass != "NOT_MEASURED" and standing.unjudged:
         klass, why = "UNDECIDED", ""
@@ -200,7 +207,7 @@ def _time_row(name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm
         smallest_detectable=pair.smallest_detectable,
         klass=klass,
         run_ids=_run_ids(base, head),
-        note=_note(why, standing),
+        note=_note(why, standing, gain=gain),
     )
 
 

@@ -143,22 +143,25 @@ class _Cell:
     def _figures(
         self, base: ArmEvidence, arm: ArmEvidence, rows: Sequence[IdentityRow], unmet: Sequence[str], comparable: bool
     ) -> None:
+        lengths = judge_pair.other_lengths(base, arm, self.contract)
         reason = compare.NOT_COMPARABLE if not comparable else compare.NOT_ENGAGED if unmet else ""
         standing = compare.Standing(
-            different_work=any(row.klass in DIFFERS or row.left_length != row.right_length for row in rows),
+            different_work=lengths is not None or any(row.klass in DIFFERS for row in rows),
+            near_tie=any(row.klass == "NEAR_TIE" for row in rows),
             unjudged=reason,
             prefix=f"arm {arm.name}" if len(self.tested) > 1 else "",
             capture_varies="capture" in self.manifest.varies and self._capture(base) != self._capture(arm),
         )
-        if not reason and self.manifest.gate.exact != "off":
-            judge_pair.find_other_lengths(self.docket, self.manifest, base, arm, rows)
+        settled = judge_pair.is_settled(self.manifest, rows)
+        if lengths is not None and not reason and not settled and self.manifest.gate.exact != "off":
+            judge_pair.find_other_lengths(self.docket, self.manifest, arm, lengths)
         null = self.nulls[0] if self.nulls else None
         if self._varies(arm) == () and (gone := judge_pair.unstated(base, arm)):
             self.notes.append(f"{arm.name} no longer states equations that base does: {', '.join(gone)}")
         exact = judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
         self.notes += [f"{row.metric} of {arm.name}: {gates.NO_STEP}" for row in exact if gates.NO_STEP in row.note]
         self.exact += exact
-        self.time += judge_pair.judge_time(self.docket, self.manifest, base, arm, null, standing)
+        self.time += judge_pair.judge_time(self.docket, self.manifest, base, arm, null, standing, settled=settled)
 
     def _capture(self, arm: ArmEvidence) -> bool:
         """Whether an arm was asked to capture; the engine captures unless told otherwise."""

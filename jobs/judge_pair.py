@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from jobs import compare, declared, gates, identity, matching, wording
 from jobs.docket import Docket
-from jobs.identity import ArmStreams
+from jobs.identity import ArmStreams, Stream
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence
 from jobs.metrics import METRICS
@@ -178,15 +178,23 @@ def judge_exact(
     return rows
 
 
-def find_other_lengths(
-    docket: Docket, manifest: Manifest, base: ArmEvidence, head: ArmEvidence, rows: Sequence[IdentityRow]
-) -> None:
-    """Lengths that differ where identity does not block: counters of more or fewer steps are of different work."""
-    found = identity.other_lengths(_all_streams(base), _all_streams(head))
-    if found is None or (manifest.gate.identity == "block" and any(row.klass != "IDENTICAL" for row in rows)):
-        return
-    mine, theirs = found
-    why = "the prefix contract forgives" if manifest.gate.identity == "block" else "the identity gate does not block"
+def other_lengths(base: ArmEvidence, head: ArmEvidence, contract: IdentityContract) -> tuple[Stream, Stream] | None:
+    """The first generation and sequence, on any card, in which two arms gave another number of ids; None if none."""
+    mine, theirs = by_card(base, contract), by_card(head, contract)
+    found = (identity.other_lengths(mine[card], theirs[card]) for card in mine if card in theirs)
+    return next((pair for pair in found if pair is not None), None)
+
+
+def is_settled(manifest: Manifest, rows: Sequence[IdentityRow]) -> bool:
+    """Whether the tokens alone already cost an exit code, so that figures of other tokens need no finding of theirs."""
+    free = {"IDENTICAL"} | ({"NEAR_TIE"} if manifest.identity.near_ties == "allow" else set())
+    return manifest.gate.identity == "block" and any(row.klass not in free for row in rows)
+
+
+def find_other_lengths(docket: Docket, manifest: Manifest, head: ArmEvidence, lengths: tuple[Stream, Stream]) -> None:
+    """Lengths that differ and cost nothing by themselves: counters of more or fewer steps are of different work."""
+    mine, theirs = lengths
+    why = "the contract allows" if manifest.gate.identity == "block" else "the identity gate does not block"
     message = (
         f"{head.name} gives {len(theirs.ids)} ids where base gives {len(mine.ids)} ({theirs.words}): {why} that, "
         "but counters of different work cannot be compared"
@@ -235,11 +243,13 @@ def judge_time(
     head: ArmEvidence,
     null: ArmEvidence | None,
     standing: compare.Standing,
+    *,
+    settled: bool,
 ) -> tuple[TimeRow, ...]:
-    """Time metrics of the pair. Where time blocks, an open question blocks too."""
+    """Time metrics of the pair. Where time blocks, open questions do too, and work that differs unless `settled`."""
     control = null.measured if null is not None and null.records() else None
     rows = compare.time_rows(base.measured, head.measured, control, standing)
-    open_ = {"UNDECIDED", "NOT_MEASURED"} | ({"DIFFERENT_WORK"} if manifest.gate.identity != "block" else set())
+    open_ = {"UNDECIDED", "NOT_MEASURED"} | ({"DIFFERENT_WORK"} if standing.different_work and not settled else set())
     for row in rows if not standing.unjudged else ():
         if not METRICS[row.metric].gating:
             continue

@@ -192,6 +192,7 @@ def test_times_differ_from_run_to_run_and_are_no_variation() -> None:
     [
         (Standing(), "improved", ""),
         (Standing(different_work=True), "neutral", "different work"),
+        (Standing(near_tie=True), "neutral", "no gain is claimed"),
         (Standing(unjudged="not judged: a witness is unmet"), "neutral", "not judged"),
     ],
 )
@@ -202,10 +203,9 @@ def test_nothing_improves_where_the_work_differs_or_never_ran(standing: Standing
     assert note in row.note
 
 
-def test_more_bytes_stay_a_regression_even_where_the_tokens_differ() -> None:
-    rows = exact_rows(
-        arm("base", {"htod_bytes": 6}), arm("head", {"htod_bytes": 9}), "c", (), Standing(different_work=True)
-    )
+@pytest.mark.parametrize("standing", [Standing(different_work=True), Standing(near_tie=True)], ids=["work", "tie"])
+def test_more_bytes_stay_a_regression_even_where_the_tokens_differ(standing: Standing) -> None:
+    rows = exact_rows(arm("base", {"htod_bytes": 6}), arm("head", {"htod_bytes": 9}), "c", (), standing)
     assert by_name(rows)["htod_bytes"].klass == "regressed"
 
 
@@ -247,6 +247,14 @@ def test_time_worse_over_blocks_with_both_reciprocal_rows() -> None:
 def test_time_is_no_claim_where_the_tokens_differ(standing: Standing, klass: str) -> None:
     base, head = arm("base", {}, blocks=4), arm("head", {}, step_ns=10_000_000, blocks=4)
     assert {row.klass for row in time_rows(base, head, base, standing)} == {klass}
+
+
+def test_after_a_near_tie_a_faster_head_is_no_gain_and_a_slower_one_is_worse() -> None:
+    base, tie = arm("base", {}, blocks=4), Standing(near_tie=True)
+    faster = time_row(time_rows(base, arm("head", {}, step_ns=10_000_000, blocks=4), base, tie))
+    assert faster.klass == "DIFFERENT_WORK" and "no gain is claimed" in faster.note
+    assert time_row(time_rows(base, arm("head", {}, step_ns=24_000_000, blocks=4), base, tie)).klass == "WORSE"
+    assert time_row(time_rows(base, base, base, tie)).klass == "SAME"
 
 
 def test_a_difference_below_a_microsecond_is_none() -> None:
