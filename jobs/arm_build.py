@@ -23,6 +23,7 @@ from filelock import FileLock, Timeout
 
 from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_child
 from jobs.errors import SpecError
+from jobs.excerpt import first_words
 from jobs.model import BuildFailure, BuildPlan
 from jobs.provenance import tree_digest
 from jobs.whole_trees import WholeTree
@@ -138,4 +139,4 @@ def _reason(end: ChildEnd, tail: tuple[str, ...]) -> str:
 
 def _tail(end: ChildEnd) -> tuple[str, ...]:
     lines = (_COLOUR.sub("", line).rstrip() for line in end.log_tail.splitlines())
-    return tuple(line[:LINE_CHARS] for line in lines if line)[-TAIL_LINES:]
+    return tuple(first_words(line, LINE_CHARS) for line in lines if line)[-TAIL_LINES:]

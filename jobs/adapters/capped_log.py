@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
+from jobs.excerpt import last_lines
+
 
 class CappedLog:
     """Keeps the first and last `cap_bytes / 2` of what is fed to it.
@@ -49,14 +51,14 @@ class CappedLog:
         self._file.write(self._mark() + bytes(self._tail))
         self._file.close()
 
-    def tail_text(self, limit_bytes: int = 4096) -> str:
-        """The end of the log as text, at most `limit_bytes`, with the mark where output is missing before it."""
+    def tail_text(self, limit: int = 4096) -> str:
+        """The last whole lines as text, at most `limit` characters, with the mark where output is missing before it."""
         shown = bytes(self._tail)
         if not self._gone_bytes:
             shown = self._head_end + shown
-        elif len(shown) <= limit_bytes:
+        elif len(shown) <= limit:
             shown = self._mark() + shown
-        return shown[-limit_bytes:].decode("utf-8", "replace")
+        return last_lines(shown.decode("utf-8", "replace"), limit)
 
     def _mark(self) -> bytes:
         return f"\n[... {self._gone_bytes} bytes of output left out ...]\n".encode() if self._gone_bytes else b""

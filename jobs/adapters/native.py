@@ -17,6 +17,7 @@ from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_c
 from jobs.adapters.model_files import ModelDigests, last_changed
 from jobs.adapters.native_record import Known, Stream, record_of
 from jobs.errors import SpecError
+from jobs.excerpt import first_words
 from jobs.model import PLAN_ONLY, ArmPlan, CellPlan, RunRecord
 from jobs.provenance import own_root, tree_digest
 
@@ -220,4 +221,4 @@ def _changed_words(arm: ArmPlan, tree: Path, digest: str) -> str:
 def last_log_line(end: ChildEnd) -> str:
     """The last words of a child that said nothing else."""
     lines = [line for line in end.log_tail.splitlines() if line.strip()]
-    return f"log ends: {lines[-1][:300]}" if lines else "the log is empty"
+    return f"log ends: {first_words(lines[-1], 300)}" if lines else "the log is empty"

@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from jobs.adapters.base import RunOrder
 from jobs.adapters.child import ChildEnd
 from jobs.adapters.child_line import HIGH, LOW
+from jobs.excerpt import first_words
 from jobs.metrics import derive
 from jobs.model import Equation, Generation, KeyBytes, Missing, Reading, RunRecord, SeamRow, SequenceTokens
 
-LOG_TAIL_CHARS = 4000
 Piece = TypeVar("Piece", bound=BaseModel)
 
 
@@ -106,7 +106,7 @@ class Stream:
                 stream._spoil(f"line of type {line['type']!r} not understood: {_first_fault(exc)}", line)
                 return stream
         if end.bad_line is not None:
-            stream._spoil(f"{end.bad_reason}: {end.bad_line[:80]!r}", end.bad_rest)
+            stream._spoil(f"{end.bad_reason}: {first_words(end.bad_line, 80)!r}", end.bad_rest)
         return stream
 
     def _take(self, line: dict[str, Any]) -> None:
@@ -188,7 +188,7 @@ def record_of(
         peak_rss_bytes=result.peak_rss_bytes if result else None,
         started_at=started,
         ended_at=ended,
-        log_tail=end.log_tail[-LOG_TAIL_CHARS:],
+        log_tail=end.log_tail,
     )
 
 
