@@ -253,9 +253,13 @@ class Verdict(Document):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
-    def of_ids(self, cell: str, arm: str) -> tuple[Finding, ...]:
-        """What was found of an arm's ids in a cell, worst first: also a broken lock, which no comparison shows."""
-        return tuple(f for f in self.findings if (f.gate, f.cell, f.arm) == ("identity", cell, arm))
+    def of_ids(self) -> dict[tuple[str, str], list[Finding]]:
+        """What was found of ids, worst first, by cell and arm: also a broken lock, which no comparison shows."""
+        found: dict[tuple[str, str], list[Finding]] = {}
+        for finding in self.findings:
+            if finding.gate == "identity":
+                found.setdefault((finding.cell, finding.arm), []).append(finding)
+        return found
 
     @model_serializer(mode="wrap")
     def _without_absent_notes(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

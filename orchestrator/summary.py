@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.model import Missing, Reading
-from jobs.verdict import CellVerdict, Verdict
+from jobs.verdict import CellVerdict, Finding, Verdict
+
+OfIds = Mapping[tuple[str, str], Sequence[Finding]]
 
 COLUMNS: tuple[tuple[str, str], ...] = (
     ("htod bytes/token", "htod_bytes_per_token"),
@@ -34,9 +37,9 @@ class CellTable:
 def tables(verdict: Verdict) -> tuple[CellTable, ...]:
     """A table for each cell of a verdict."""
     headings = ("arm", "runs", "ids", *(heading for heading, _ in COLUMNS))
+    of_ids = verdict.of_ids()
     return tuple(
-        CellTable(f"{cell.cell}: {cell.outcome}", headings, _rows(verdict, cell), _worse(cell))
-        for cell in verdict.cells
+        CellTable(f"{cell.cell}: {cell.outcome}", headings, _rows(of_ids, cell), _worse(cell)) for cell in verdict.cells
     )
 
 
@@ -46,25 +49,25 @@ def _worse(cell: CellVerdict) -> tuple[str, ...]:
     return tuple(f"{words[r.klass]}: {r.metric} {shown(r.metric, r.base)} -> {shown(r.metric, r.head)}" for r in rows)
 
 
-def _rows(verdict: Verdict, cell: CellVerdict) -> tuple[tuple[str, ...], ...]:
+def _rows(of_ids: OfIds, cell: CellVerdict) -> tuple[tuple[str, ...], ...]:
     return tuple(
         (
             arm.arm,
             f"{arm.runs_complete}/{arm.runs_expected}",
-            _identity(verdict, cell, arm.arm),
+            _identity(cell, arm.arm, of_ids.get((cell.cell, arm.arm), ())),
             *(shown(metric, arm.values.get(metric, Missing(missing="not recorded"))) for _, metric in COLUMNS),
         )
         for arm in cell.arms
     )
 
 
-def _identity(verdict: Verdict, cell: CellVerdict, arm: str) -> str:
+def _identity(cell: CellVerdict, arm: str, found: Sequence[Finding]) -> str:
     """How an arm's ids compare, with base for the others and with itself for base; else what was found of them."""
     pairs = [row for row in cell.identity if row.what != "self" and arm in (row.left, row.right)]
     own = [row for row in cell.identity if row.what == "self" and row.left.split(" ")[0] == arm]
     mine = [row for row in pairs if row.right == arm] or own
     unequal: set[str] = {row.klass for row in mine if row.klass != "IDENTICAL"}
-    faults: set[str] = {found.outcome for found in verdict.of_ids(cell.cell, arm)}
+    faults: set[str] = {finding.outcome for finding in found}
     return ", ".join(sorted(unequal or faults)) or ("ok" if mine else "-")
 
 

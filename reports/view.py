@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from jobs.verdict import ArmView, CellVerdict, Verdict
+from jobs.verdict import ArmView, CellVerdict, Finding, Verdict
 from reports import divergence, ranking, traffic
 from reports.blocks import Tone
 from reports.escape import slug
@@ -99,6 +99,11 @@ class SweepView:
     def cells(self) -> tuple[CellVerdict, ...]:
         """Cells, worst first: by exit code in the order that decides the sweep's, then by tone."""
         return tuple(sorted(self.verdict.cells, key=_severity))
+
+    @cached_property
+    def of_ids(self) -> dict[tuple[str, str], list[Finding]]:
+        """What was found of ids, by cell and arm."""
+        return self.verdict.of_ids()
 
     @cached_property
     def counts(self) -> tuple[tuple[str, int], ...]:

@@ -127,7 +127,7 @@ def _side_by_side(view: SweepView, scope: Scope) -> list[Block]:
     cell = scope.cells[0]
     tokens = {item.row.right: item.state for item in cell.comparisons if item.row.what in ("pair", "null")}
     for arm in cell.source.arms:
-        found = view.verdict.of_ids(cell.name, arm.arm)
+        found = view.of_ids.get((cell.name, arm.arm), ())
         if found and (arm.arm not in tokens or tokens[arm.arm].tone == "good"):
             tokens[arm.arm] = outcome(found[0].outcome)
     columns = (Column("Arm"), Column("Tokens"), *(Column(title, "right") for title, _, _ in _BESIDE))

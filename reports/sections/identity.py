@@ -34,7 +34,7 @@ def build(view: SweepView, scope: Scope) -> Section:
         shown += _difference(cell, item, view, scope)
     folded = [_listed("more difference", unequal[_WINDOWS:], scope)] if len(unequal) > _WINDOWS else []
     folded += [_listed("equal comparison", equal, scope)] if equal else []
-    found = [f for cell in scope.cells for arm in cell.source.arms for f in view.verdict.of_ids(cell.name, arm.arm)]
+    found = [f for cell in scope.cells for arm in cell.source.arms for f in view.of_ids.get((cell.name, arm.arm), ())]
     summary = _summary([item for _, item in pairs], scope, "" if unequal else found[0].message if found else "")
     return Section("identity", "Token identity", summary, tuple(shown), tuple(folded))
 

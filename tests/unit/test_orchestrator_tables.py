@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from jobs.judge import judge
 from jobs.model import Lock
-from jobs.verdict import CellVerdict, MetricRow, Verdict
+from jobs.verdict import CellVerdict, Finding, MetricRow, Verdict
 from orchestrator.commands.terminal import say_table
 from orchestrator.summary import tables
 from reports.render import render
@@ -85,3 +86,25 @@ def test_the_counters_that_turned_a_cell_red_are_named() -> None:
     verdict = Verdict.model_construct(**fields, cells=(cell,))  # type: ignore[arg-type]
     [table] = tables(verdict)
     assert table.worse == ("worse: vmm_calls_steady 1,200 -> 1,500", "varies: segments 1,200 -> 1,500")
+
+
+class Counted(list[Finding]):
+    """Findings that count how often somebody goes through them."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[Finding]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_findings_are_gone_through_once_for_all_cells_of_a_table(documents: Any) -> None:
+    ids = documents.IDS
+    verdict = judge(documents.sweep(head=documents.stable_arm(ids=lambda _r, _g: (*ids[:-1], 9), gap=0.9)))
+    assert isinstance(verdict, Verdict)
+    findings = Counted(verdict.findings)
+    many = verdict.model_copy(update={"cells": verdict.cells * 20, "findings": findings})
+    made = tables(many)
+    assert len(made) == 20
+    assert all("VIOLATION" in str(table.rows) for table in made)
+    assert findings.passes == 1
