@@ -35,10 +35,13 @@ def judge_sweep(store: Store, sweep_id: str) -> Verdict:
     A sweep about which the oracle could still be asked stays open, as one with runs pending does.
     """
     given = store.judge_input(sweep_id)
-    verdict = concluded(given, "no worker was there")
+    answer = judge(given)
+    verdict = answer if isinstance(answer, Verdict) else concluded(given, "no worker was there")
     verdict = stamped(verdict, harness_digest(own_root()), harness_version())
-    left = any(run.state == "pending" for cell in given.cells for run in cell.runs) or isinstance(judge(given), tuple)
-    store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=not left)
+    is_left = not isinstance(answer, Verdict) or any(
+        run.state == "pending" for cell in given.cells for run in cell.runs
+    )
+    store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=not is_left)
     return verdict
 
 
