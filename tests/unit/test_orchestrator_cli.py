@@ -313,6 +313,7 @@ def cut_short(_name):
             raise
     raise ImportError("a module failed to import")
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background of a shell ignores it
 cli.import_module = cut_short
 sys.argv = ["assay", "status"]
 cli.main()
