@@ -16,6 +16,8 @@ class RevisionState:
 
     current: str | None
     head: str
+    backup: Path | None = None
+    """The copy that was made before an upgrade."""
 
     @property
     def is_current(self) -> bool:
@@ -49,8 +51,9 @@ def upgrade(url: str) -> RevisionState:
     """Create or upgrade a store. Raises StoreError, having written nothing, when that is refused."""
     database = Database(url)
     try:
-        _, after = revision.upgrade(database)
-        return RevisionState(after, after)
+        before, after = revision.upgrade(database)
+        is_copied = database.is_sqlite and before not in (None, after)
+        return RevisionState(after, after, revision.backup_of(database, str(before)) if is_copied else None)
     finally:
         database.close()
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sqlite3
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
@@ -86,6 +88,24 @@ class Database:
         """A connection outside any transaction, for what cannot run inside one."""
         with self._explained(), self._engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def copy_to(self, target: Path) -> None:
+        """Copy a store in a file, as last committed, to `target`, which appears whole or not at all."""
+        draft = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        try:
+            with closing(sqlite3.connect(str(self.file))) as source, closing(sqlite3.connect(draft)) as copy:
+                source.backup(copy)
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
+            draft.replace(target)
+        except (sqlite3.Error, OSError) as error:
+            raise StoreError(
+                f"store {self.shown} cannot be copied to {target} before it is upgraded: {error}",
+                "make room there and the folder writable; nothing was changed",
+            ) from error
+        finally:
+            with suppress(OSError):
+                draft.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Give all connections back."""

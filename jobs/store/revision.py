@@ -65,7 +65,11 @@ def require_known(found: str | None, folder: Path | None = None) -> None:
 
 
 def upgrade(database: Database, folder: Path | None = None) -> tuple[str | None, str]:
-    """Bring a store to the newest revision; returns the revisions before and after. Writes nothing when refused."""
+    """Bring a store to the newest revision; returns the revisions before and after. Writes nothing when refused.
+
+    One transaction, so one that is broken off leaves the store as it was, and the next goes the whole way. SQLite
+    changes a table by writing it anew, so a store in a file is copied first, and `backup_of` says where to.
+    """
     newest = head(folder)
     with database.reading() as connection:
         before = current(connection)
@@ -78,10 +82,18 @@ def upgrade(database: Database, folder: Path | None = None) -> tuple[str | None,
     def act(connection: Connection) -> None:
         if not database.is_sqlite:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
+        elif (found := current(connection)) not in (None, newest):  # somebody else may have been first
+            database.copy_to(backup_of(database, str(found)))
         command.upgrade(_config(connection, folder), "head")
 
     database.write(act)
     return before, newest
+
+
+def backup_of(database: Database, found: str) -> Path:
+    """Where a store in a file at revision `found` is copied to before it is upgraded."""
+    assert database.file is not None, "a server's store is not copied: its changes of tables are transactions"
+    return database.file.with_name(f"{database.file.name}.{found}.bak")
 
 
 def require_head(database: Database, folder: Path | None = None) -> None:

