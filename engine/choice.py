@@ -9,7 +9,7 @@ from typing import Any
 from engine.banks import ALL_FIT, why_whole
 from engine.batch import fixed_bytes
 from engine.config import HOST_POLICIES, RunRequest, Source, parse_share
-from engine.errors import Refused
+from engine.errors import BadRequest, Refused
 from engine.graph import Graph
 from engine.kv_layout import Buckets, Forecast, forecast
 from engine.paging.arena import enough, pack
@@ -54,7 +54,10 @@ class Choice:
 
 
 def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: str, granule: int) -> Choice:
-    """Settle policy and budget for a device of a kind. Raises Refused where a bound is too small."""
+    """Settle policy and budget for a device of a kind.
+
+    Raises Refused where a bound is too small, BadRequest where the cache asked for is larger than the model.
+    """
     config, plan = request.config, plans[1]
     lengths = [len(prompt) for prompt in request.prompts]
     longest, last = max(lengths), max(lengths) + request.tokens - 1
@@ -120,8 +123,13 @@ def _committed(request: RunRequest, plan: Plan, buckets: Buckets, granule: int, 
 
 
 def _buckets(request: RunRequest, positions: int, context: int | None) -> Buckets:
-    """What the cache grows through; without a capacity asked for, up to what the run needs within the context."""
+    """What the cache grows through; without a capacity asked for, up to what the run needs within the context.
+
+    Raises BadRequest for a capacity beyond the context, which no position could fill.
+    """
     asked, least = request.config.kv_capacity, request.config.kv_min_bucket
+    if asked is not None and context is not None and asked > context:
+        raise BadRequest(f"kv_capacity {asked} is above the {context} positions of the model", "give that or less")
     if asked is None:
         return Buckets(Buckets(context or positions, least).of(positions), least)
     return Buckets(asked, least)

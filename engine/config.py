@@ -46,7 +46,7 @@ GRANULES_BYTES = tuple(1 << power for power in range(12, 31))
 _MOST = {
     **dict.fromkeys(("prefill_chunk", "kv_capacity", "kv_min_bucket"), MOST_TOKENS),
     "batch": MOST_SEQUENCES,
-    "vram_limit": MOST_BYTES,
+    **dict.fromkeys(("weight_budget", "vram_limit"), MOST_BYTES),
 }
 _SHARE = re.compile(r"(100(?:\.0{1,6})?|[0-9]{1,2}(?:\.[0-9]{1,6})?)%")
 _BUDGET_REMEDY = "give bytes above zero, or a share of W above 0% and up to 100%, such as 50%"
@@ -137,7 +137,7 @@ def check(config: Mapping[str, Any]) -> EngineConfig:
     made = EngineConfig(**config)
     if isinstance(made.weight_budget, str):
         parse_share(made.weight_budget)
-    elif made.weight_budget is not None and not (_is_whole(made.weight_budget) and made.weight_budget <= MOST_BYTES):
+    elif made.weight_budget is not None and not _is_whole(made.weight_budget):
         raise BadRequest(f"weight_budget is {made.weight_budget!r}", _BUDGET_REMEDY)
     _check_numbers(made)
     if made.policy not in POLICIES:
@@ -166,7 +166,7 @@ def _check_numbers(made: EngineConfig) -> None:
             raise BadRequest(f"{name} is {value!r}", f"{name} takes a whole number above zero")
     for name, most in _MOST.items():
         value = getattr(made, name)
-        if value is not None and value > most:
+        if isinstance(value, int) and value > most:
             raise BadRequest(f"{name} is {value}", f"at most {most}")
     if made.granule is not None and made.granule not in GRANULES_BYTES:
         raise BadRequest(

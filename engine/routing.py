@@ -18,12 +18,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.config import MOST_TOKENS
 from engine.errors import BadRequest
 from engine.plan import Operand, Plan, Step
 
 FORMAT, VERSION = "assay routing", 1
 ROUTED = "routed"
 """Operand of a mixture's step: the chosen experts, int32 [tokens, chosen], in the control block."""
+
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, RecursionError, zlib.error)
+"""What reading a file raises that is no trace."""
 
 Choices = NDArray[np.int32]
 """[positions, slots]: the experts chosen at each position, those of all mixtures side by side."""
@@ -175,20 +179,34 @@ def read(path: Path, origin: Origin, tokens: int) -> Trace:
                 for index, (entry, prompt) in enumerate(zip(found, origin.prompts, strict=True))
             )
         )
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
+    except _UNREADABLE as error:
         raise _unreadable(path, error) from error
 
 
 def read_counts(path: str, graph_sha256: str, model_digest: str | None, of: tuple[Bank, ...]) -> list[NDArray[Any]]:
-    """How often a recorded run chose each expert, by bank, whatever its prompts. Raises BadRequest as `read` does."""
-    file = Path(path)
+    """How often a recorded run chose each expert, by bank, whatever its prompts; `hot_experts` is such a file.
+
+    Raises BadRequest for one that is not whole or was recorded from another model.
+    """
     try:
-        document = _document(file, Origin(graph_sha256, model_digest, of, ()))
-        everything = np.concatenate([_unpacked(file, i, entry, of) for i, entry in enumerate(document["sequences"])])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, zlib.error) as error:
-        raise _unreadable(file, error) from error
+        everything = _all_choices(Path(path), Origin(graph_sha256, model_digest, of, ()))
+    except BadRequest as error:
+        remedy = "record it with --routing-out, from this model and any prompt"
+        raise BadRequest(f"hot_experts: {error.message}", remedy) from error
     parts = zip(of, _apart(everything, of), strict=True)
     return [np.bincount(part.reshape(-1), minlength=bank.experts) for bank, part in parts]
+
+
+def _all_choices(path: Path, origin: Origin) -> Choices:
+    """Those of all sequences of a trace, one after another."""
+    try:
+        sequences = _document(path, origin)["sequences"]
+        found = [_unpacked(path, index, entry, origin.banks) for index, entry in enumerate(sequences)]
+    except _UNREADABLE as error:
+        raise _unreadable(path, error) from error
+    if not found:
+        raise _refused(path, "has no sequence")
+    return np.concatenate(found)
 
 
 def _document(path: Path, origin: Origin) -> dict[str, Any]:
@@ -212,14 +230,14 @@ def _sequence(
 ) -> Choices:
     if (entry["prompt_sha256"], entry["prompt_tokens"]) != (_digest(prompt), len(prompt)):
         raise _refused(path, f"was recorded from another prompt (sequence {index})")
-    positions, needed = int(entry["positions"]), len(prompt) + tokens - 1
+    positions, needed = _positions(path, index, entry), len(prompt) + tokens - 1
     if positions < needed:
         raise _refused(path, f"has {positions} positions of sequence {index}, the run needs {needed}")
     return _unpacked(path, index, entry, of)
 
 
 def _unpacked(path: Path, index: int, entry: dict[str, Any], of: tuple[Bank, ...]) -> Choices:
-    positions = int(entry["positions"])
+    positions = _positions(path, index, entry)
     slots = sum(bank.chosen for bank in of)
     size = 2 * positions * slots
     unpacker = zlib.decompressobj()
@@ -229,6 +247,13 @@ def _unpacked(path: Path, index: int, entry: dict[str, Any], of: tuple[Bank, ...
     choices = np.frombuffer(raw, "<u2").reshape(positions, slots).astype(np.int32)
     check(choices, of, str(path))
     return choices
+
+
+def _positions(path: Path, index: int, entry: dict[str, Any]) -> int:
+    positions = entry["positions"]
+    if type(positions) is not int or not 1 <= positions <= MOST_TOKENS:
+        raise _refused(path, f"has {positions!r} positions of sequence {index}, which is no number of them")
+    return positions
 
 
 def check(choices: Choices, of: Sequence[Bank], what: str) -> None:

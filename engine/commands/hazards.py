@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,7 @@ from engine.run import plans_for, set_up
 FOUND = 1
 """Exit code where a schedule had a hazard, changed a token, failed, or checked nothing."""
 SCHEDULES = "early,late,random:5"
+_SEEDS = re.compile("[1-9][0-9]{0,5}")  # a schedule each
 _SAME = {True: "same", False: "DIFFERENT", None: "not computed"}
 
 
@@ -142,7 +144,7 @@ def _schedules(text: str) -> list[Schedule]:
     for word in text.split(","):
         name, _, count = word.strip().partition(":")
         order = next((o for o in ORDERS if o == name), None)
-        if order is None or (count and (order != "random" or not count.isdecimal() or int(count) < 1)):
+        if order is None or (count and (order != "random" or not _SEEDS.fullmatch(count))):
             raise BadRequest(f"unknown schedule {word!r}", f"give some of {', '.join(ORDERS)}, random with :N seeds")
         made += [Schedule(order, seed) for seed in range(int(count or 1))]
     return made

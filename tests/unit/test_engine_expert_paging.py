@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -272,6 +273,9 @@ def test_a_hot_set_of_another_model_or_without_effect_is_refused(folder: Path, t
     spoilt.write_text(trace.read_text()[:-40])
     refused = asked(folder, config={**config, "hot_experts": str(spoilt)})
     assert refused.code == 10 and "cannot be read" in refused.error["message"]
+    assert refused.error["message"].startswith("hot_experts: ") and "seed" not in refused.error["remedy"]
+    spoilt.write_text(json.dumps({**json.loads(trace.read_text()), "sequences": []}))
+    assert "has no sequence" in asked(folder, config={**config, "hot_experts": str(spoilt)}).error["message"]
     for change in ({"policy": "lru"}, {"experts": "whole"}):
         with pytest.raises(BadRequest, match="hot_experts has no effect"):
             asked(folder, config={**config, **change})

@@ -101,6 +101,8 @@ def test_without_arithmetic_the_order_alone_is_checked(tiny: Path, capsys: pytes
         (["--schedules", "later"], "unknown schedule 'later'"),
         (["--schedules", "late:2"], "unknown schedule 'late:2'"),
         (["--schedules", "random:0"], "unknown schedule 'random:0'"),
+        (["--schedules", "random:1000000"], "unknown schedule 'random:1000000'"),
+        (["--kv-capacity", "257"], "kv_capacity 257 is above the 256 positions"),
         (["--tokens", "100000"], "do not fit the model's"),
         (["--weight-budget", "half"], "weight_budget is 'half'"),
     ],

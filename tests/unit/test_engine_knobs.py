@@ -96,6 +96,9 @@ def kv_capacity(tiny: Path, *_: Path) -> None:
     assert (small.facts["kv_capacity"], large.facts["kv_capacity"]) == (12, 200)
     with pytest.raises(BadRequest, match="kv_capacity 10 is below"):
         run(tiny, config={"kv_capacity": 10})
+    beyond = run(tiny, config={"kv_capacity": 257})
+    assert (beyond.code, beyond.error["message"]) == (10, "kv_capacity 257 is above the 256 positions of the model")
+    assert run(tiny, config={"kv_capacity": 256}).code == 0
 
 
 def kv_layout(tiny: Path, *_: Path) -> None:
@@ -205,6 +208,8 @@ def test_a_value_that_is_none_is_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(BadRequest) as refused:
         check({name: value})
     assert name in refused.value.message and refused.value.remedy
+    if isinstance(value, int) and value > MOST_TOKENS:
+        assert refused.value.remedy.startswith("a granule is" if name == "granule" else "at most ")
 
 
 @pytest.mark.parametrize("name", sorted(CONFIG_NAMES))

@@ -189,6 +189,10 @@ DEFECTS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
     (lambda d: d["sequences"].append(d["sequences"][0]), "has 2 sequences, the run has 1"),
     (lambda d: d["sequences"][0].update(prompt_sha256="0" * 64), "another prompt"),
     (lambda d: d["sequences"][0].update(experts="!"), "cannot be read"),
+    *(
+        (lambda d, n=n: d["sequences"][0].update(positions=n), f"has {n!r} positions of sequence 0")
+        for n in (0, -1, 6.5, True, "6", None, 10**20, float("inf"))
+    ),
     (lambda d: d["sequences"][0].update(experts=base64.b64encode(b"no zlib").decode()), "cannot be read"),
     (lambda d: d.pop("banks"), "cannot be read"),
     (fewer_positions, "has 11 positions of sequence 0, the run needs 12"),
