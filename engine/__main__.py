@@ -18,6 +18,7 @@ from engine.commands.ids import add_prompt, prompts_of
 from engine.commands.settings import add_settings, settings_of
 from engine.config import DEVICES, RunRequest, parse_request, read_request
 from engine.errors import SHOWN_REASONS, BadRequest, EngineError
+from engine.interrupt import ended_by_signals
 from engine.journal import Collected, Emit, to_fd
 from engine.plain import plain, plain_lines
 from engine.run import execute
@@ -109,10 +110,13 @@ def _run(arguments: argparse.Namespace) -> int:
             line = {"type": "error", "code": error.exit_code, "kind": error.kind}
             emit({**line, "message": error.message, "remedy": error.remedy})
         raise
-    code = execute(request, emit, time.perf_counter_ns)
-    if arguments.result_fd is None:
-        _print(collected.lines, request, arguments.json)
-    return code
+    with ended_by_signals():
+        try:
+            return execute(request, emit, time.perf_counter_ns)
+        finally:
+            if collected.lines:
+                _print(collected.lines, request, arguments.json)
+                sys.stdout.flush()
 
 
 def _print(lines: list[dict[str, Any]], request: RunRequest, as_json: bool) -> None:

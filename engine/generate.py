@@ -48,7 +48,7 @@ class Progress:
     tally: Tally = field(default_factory=Tally)
     device: Device | None = None
     streams: list[Stream] = field(default_factory=list)
-    """Of the generation under way, one a sequence."""
+    """Of the generation under way, one a sequence; none between two."""
 
     def read(self) -> dict[str, int | float]:
         """All counters, the device's own among them."""
@@ -75,6 +75,7 @@ def generate(
         line |= _one(request, clock, progress, decoder, graph)
         if index == 0:
             line["counters"]["load"] = {k: v for k, v in loaded.items() if v}
+        progress.streams = []  # it is told whole, and an error that follows is not to tell it again
         emit(line)
         lines.append(line)
     return lines

@@ -28,6 +28,7 @@ from engine.equations import Equation, Sums, evaluate
 from engine.errors import BadRequest, EngineError, OutOfMemory
 from engine.generate import Clock, Progress, emitted_tokens, generate
 from engine.graph import Graph, sources
+from engine.interrupt import INTERRUPTED, Interrupted
 from engine.journal import Emit
 from engine.kv import KvCache
 from engine.onnx_load import load, recorded_digest
@@ -45,7 +46,7 @@ from engine.routing import Given
 def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
     """Run a request, saying everything through `emit`; the exit code.
 
-    Every EngineError ends in an `error` line with counters and tokens so far.
+    Every EngineError ends in an `error` line with counters and tokens so far, and so does an interrupt, which goes on.
     """
     progress = Progress()
     try:
@@ -56,6 +57,11 @@ def execute(request: RunRequest, emit: Emit, clock: Clock) -> int:
         )
     except EngineError as error:
         return _fail(error, emit, progress)
+    except KeyboardInterrupt as error:
+        told = error if isinstance(error, Interrupted) else Interrupted()
+        line = {"type": "error", "code": 128 + told.number, "kind": INTERRUPTED, "message": str(told)}
+        emit({**line, "remedy": "run it again", "reasons": [], **_so_far(progress)})
+        raise
     return 0
 
 
@@ -103,10 +109,14 @@ def _fail(error: EngineError, emit: Emit, progress: Progress) -> int:
         "message": error.message,
         "remedy": error.remedy,
     }
-    line |= {"reasons": list(getattr(error, "reasons", ())), "counters": progress.read()}
-    ids = [list(stream.ids) for stream in progress.streams] or [[]]
-    emit({**line, "ids": ids[0], **({"further_ids": ids[1:]} if ids[1:] else {})})
+    emit({**line, "reasons": list(getattr(error, "reasons", ())), **_so_far(progress)})
     return error.exit_code
+
+
+def _so_far(progress: Progress) -> dict[str, Any]:
+    """Counters, and the ids of each sequence of the generation under way."""
+    ids = [list(stream.ids) for stream in progress.streams] or [[]]
+    return {"counters": progress.read(), "ids": ids[0], **({"further_ids": ids[1:]} if ids[1:] else {})}
 
 
 def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> None:

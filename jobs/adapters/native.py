@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from engine.interrupt import INTERRUPTED
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
 from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_child
 from jobs.adapters.model_files import ModelDigests, last_changed
@@ -186,7 +187,7 @@ def _outcome(end: ChildEnd, stream: Stream, lie: str | None) -> tuple[str, str, 
         return "provenance", f"provenance: {lie}", False
     if stream.fault and end.signal is None:  # who died while writing crashed, and says no more than that
         return "protocol", f"protocol: {stream.fault}", False
-    if stream.error is not None:
+    if stream.error is not None and stream.error.kind != INTERRUPTED:  # then the signal says it all
         kind, remedy = stream.error.kind, stream.error.remedy
         words = f"{kind}: {stream.error.message}" + (f" ({remedy})" if remedy else "")
         return kind, words, kind in _RETRIED_KINDS

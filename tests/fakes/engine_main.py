@@ -2,9 +2,9 @@
 
 Tests copy it as `engine/__main__.py` into a tree of their own. FAKE_ENGINE is a JSON object: `sleep_s` before each
 generation (or `sleep_file`, whose content says so), `ids`, `page_ins`, `die` (signal in generation 0), `exit` (code
-after the result), `error` (an error line and exit code), `lie` (fields that replace hello's), `silent` (no result),
-`spoil` (a line after hello), `exit_line` (one at the end), `log` (printed), `mark` (append a line to this file at
-start).
+after the result), `error` (an error line and exit code), `die_last` (a signal in place of that code), `lie` (fields
+that replace hello's), `silent` (no result), `spoil` (a line after hello), `exit_line` (one at the end), `log`
+(printed), `mark` (append a line to this file at start).
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
         say(**generation(index, ids, wish))
     if "error" in wish:
         say(type="error", counters={"page_ins": 1}, ids=[5], **wish["error"])
+        if "die_last" in wish:
+            os.kill(os.getpid(), wish["die_last"])
         return int(wish["error"]["code"])
     if not wish.get("silent"):
         say(**result(request, ids, wish))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from engine.interrupt import INTERRUPTED
 from engine.zoo import build, model_digest
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
 from jobs.adapters.model_files import ModelDigests, last_changed
@@ -170,6 +171,15 @@ def test_a_crash_in_decode_is_a_crash_with_its_signal(tmp_path: Path, tree: Path
     assert done.record is not None
     assert done.record.signal == signal.SIGSEGV
     assert "signal 11" in done.reason
+
+
+def test_a_run_told_to_end_is_ended_by_its_signal_and_keeps_what_it_had_counted(tmp_path: Path, tree: Path) -> None:
+    error = {"code": 143, "kind": INTERRUPTED, "message": "told to end by SIGTERM", "remedy": "run it again"}
+    done = run(tmp_path, order_for(tree, error=error, die_last=signal.SIGTERM))
+    assert (done.end, done.retry, done.reason) == ("failed", True, "crash: ended by signal 15")
+    assert done.record is not None
+    assert (done.record.signal, done.record.exit_code) == (signal.SIGTERM, None)
+    assert done.record.counters == {"page_ins": 1} and done.record.generations[-1].ids == (5,)
 
 
 def test_exit_zero_without_a_result_is_no_success(tmp_path: Path, tree: Path) -> None:
