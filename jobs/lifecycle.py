@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import NamedTuple, get_args
 
 from jobs.errors import IllegalMove
-from jobs.model import AttemptState, RunState
+from jobs.model import AttemptState, Limits, RunState
 
 SweepState = ("open", "judged")
 LIVE: frozenset[str] = frozenset({"claimed", "clearing", "running"})
@@ -66,12 +66,22 @@ def advance(state: str, target: str, history: Sequence[Move] = ()) -> str:
     raise IllegalMove(f"{state} cannot become {target}; it leads to {allowed}", f"history: {story}")
 
 
-def attempts_left(states: Sequence[str], attempts: int, contamination_reruns: int) -> bool:
-    """Whether a run whose attempts ended in `states` may be tried again.
+class Tried(NamedTuple):
+    """How an attempt ended: its state, and the class of error where it failed or was lost."""
 
-    Failed, lost and refused tries share one bound. A contaminated try says nothing about the code, so it has a bound
-    of its own; a cancelled one counts for neither, since a person stopped it.
+    state: str
+    fault: str = ""
+
+
+def attempts_left(tried: Sequence[Tried], limits: Limits) -> bool:
+    """Whether a run whose attempts ended so may be tried again.
+
+    Failed, lost and refused tries share one bound, `limits.attempts`, but for the classes of error to which
+    `limits.retries` gives a number of their own. A contaminated try says nothing about the code, so it has a bound of
+    its own too; a cancelled one counts for none, since a person stopped it.
     """
-    spoiled = sum(state == "contaminated" for state in states)
-    spent = sum(state in {"failed", "lost", "refused"} for state in states)
-    return spent < attempts and spoiled <= contamination_reruns
+    spoiled = sum(one.state == "contaminated" for one in tried)
+    spent = [one.fault for one in tried if one.state in {"failed", "lost", "refused"}]
+    own = all(spent.count(fault) <= retries for fault, retries in limits.retries.items())
+    shared = sum(fault not in limits.retries for fault in spent)
+    return own and shared < limits.attempts and spoiled <= limits.contamination_reruns

@@ -230,6 +230,10 @@ class CellPlan(Document):
         return (self.prompt_ids, *self.further_prompts)[: self.batch(arm)]
 
 
+RetriedFault = Literal["crash", "timeout", "out_of_memory", "device", "start", "lost"]
+"""Classes of error that another attempt may not meet: the others are facts of the arm, the same each time."""
+
+
 class Limits(Document):
     """Bounds on time and retries."""
 
@@ -238,6 +242,15 @@ class Limits(Document):
     attempts: int = 3
     contamination_reruns: int = 2
     follow_ups: int = 4
+    retries: dict[RetriedFault, int] = {}  # class of error -> further tries of its own, beside `attempts`
+
+    @model_serializer(mode="wrap")
+    def _without_absent_retries(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there were such bounds where there is none: stored manifests keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.retries:
+            fields.pop("retries", None)
+        return fields
 
 
 class Manifest(Document):

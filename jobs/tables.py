@@ -6,11 +6,8 @@ with a reason. A change here needs a migration in alembic/versions, which spells
 
 from __future__ import annotations
 
-import json
-import re
-import struct
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, get_args
 
 from sqlalchemy import (
@@ -18,86 +15,19 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
-    Dialect,
     Double,
     ForeignKey,
     Index,
     Integer,
-    LargeBinary,
     MetaData,
     Table,
-    Text,
-    TypeDecorator,
     UniqueConstraint,
     text,
 )
 
+from jobs.column_types import Numbers, StrictJson, UtcTime, Words
 from jobs.lifecycle import SweepState
 from jobs.model import AttemptState, RunState
-
-NOT_STORABLE = re.compile("[\0\ud800-\udfff]")
-
-
-def clean_text(value: str) -> str:
-    """Text that both stores take: NUL and lone surrogates become U+FFFD."""
-    return NOT_STORABLE.sub("\ufffd", value)
-
-
-class Words(TypeDecorator[str]):
-    """Text without the two things that PostgreSQL refuses, so that both stores hold the same."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        return None if value is None else clean_text(value)
-
-
-class UtcTime(TypeDecorator[datetime]):
-    """An aware datetime, stored as sortable UTC text (SQLite drops zones, so the text carries it)."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
-        assert value.tzinfo is not None, "a naive time has no place in the store"
-        return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> datetime | None:
-        return None if value is None else datetime.strptime(value, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
-
-
-class StrictJson(TypeDecorator[Any]):
-    """A JSON document as ASCII text; NaN and infinity raise, so that they are dealt with before."""
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-    def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else json.loads(value)
-
-
-class Numbers(TypeDecorator[tuple[Any, ...]]):
-    """An array in one cell: little-endian 64-bit integers (`q`) or floats (`d`)."""
-
-    impl = LargeBinary
-    cache_ok = True
-
-    def __init__(self, code: str) -> None:
-        super().__init__()
-        self.code = code
-
-    def process_bind_param(self, value: Sequence[Any] | None, dialect: Dialect) -> bytes | None:
-        return None if value is None else struct.pack(f"<{len(value)}{self.code}", *value)
-
-    def process_result_value(self, value: bytes | None, dialect: Dialect) -> tuple[Any, ...] | None:
-        return None if value is None else struct.unpack(f"<{len(value) // 8}{self.code}", value)
-
 
 metadata = MetaData(
     naming_convention={
@@ -125,6 +55,10 @@ def _words(name: str, *, nullable: bool = False) -> Column[str]:
 
 def _integer(name: str, *, nullable: bool = False, part_of_key: bool = False) -> Column[int]:
     return Column(name, BigInteger, nullable=nullable, primary_key=part_of_key, autoincrement=False)
+
+
+def _zero(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, server_default=text("0"))
 
 
 def _json(name: str, *, nullable: bool = False) -> Column[Any]:
@@ -156,8 +90,10 @@ sweep = Table(
     _words("harness_version"),
     _time("created_at"),
     _time("judged_at", nullable=True),
+    _zero("priority"),  # lower goes first
     _one_of("state", SweepState),
     UniqueConstraint("manifest_digest", "submit_key"),
+    Index("ix_sweep_state_priority_created_at", "state", "priority", "created_at"),
     Index(
         "ix_sweep_submit_key",
         "submit_key",
@@ -194,8 +130,25 @@ block = Table(
     _integer("fence"),  # one higher with each claim and each broken lease
     _words("worker", nullable=True),
     _time("leased_until", nullable=True),
+    _zero("place"),  # in the order of its sweep
+    _zero("runs_left"),  # pending ones
+    _words("card", nullable=True),  # the one it was last claimed for
+    _words("waits", nullable=True),  # why it waits though it is leased
     UniqueConstraint("scenario_id", "number"),
     Index("ix_block_sweep_id", "sweep_id"),
+    Index(
+        "ix_block_queue",
+        "sweep_id",
+        "place",
+        sqlite_where=text("runs_left > 0"),
+        postgresql_where=text("runs_left > 0"),
+    ),
+    Index(
+        "ix_block_leased",
+        "sweep_id",
+        sqlite_where=text("worker IS NOT NULL"),
+        postgresql_where=text("worker IS NOT NULL"),
+    ),
 )
 
 run = Table(
@@ -248,6 +201,7 @@ attempt = Table(
     _words("started_at", nullable=True),
     _words("ended_at", nullable=True),
     _words("log_tail", nullable=True),
+    Column("fault", Words, nullable=False, server_default=text("''")),  # the class of error that ended it
     _one_of("state", get_args(AttemptState)),
     UniqueConstraint("run_id", "number"),
     Index(
@@ -258,6 +212,21 @@ attempt = Table(
         postgresql_where=text("state = 'measured'"),
     ),
     Index("ix_attempt_sweep_id_state", "sweep_id", "state"),
+)
+
+card = Table(
+    "card",
+    metadata,
+    Column("uuid", Words, primary_key=True),
+    _words("name"),
+    _words("host"),
+    _words("worker"),
+    _words("scheduler"),
+    _words("state"),  # clear, busy, unknown, drained
+    _words("reason"),
+    _time("since"),
+    _time("until", nullable=True),
+    _time("seen_at"),
 )
 
 event = Table(
@@ -361,10 +330,7 @@ key_bytes = Table(
     _integer("retained"),
     _integer("bypassed"),
     _integer("evicted"),
-    *(
-        Column(name, BigInteger, nullable=False, server_default=text("0"))
-        for name in ("staged", "in_place", "gathered_bytes")
-    ),
+    *(_zero(name) for name in ("staged", "in_place", "gathered_bytes")),
 )
 
 certificate = Table(

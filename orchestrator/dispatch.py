@@ -3,6 +3,8 @@
 The only holder of the store. Each worker has a seat; a seat holds one block at a time and walks it run by run on one
 card, so base and head of a block never meet two cards. Nothing is repeated silently: every try is an attempt in the
 store, and how often a run may be tried is the manifest's limit. A dirty card before the spawn is a wait with a reason.
+A seat whose lease is gone (cancelled, or taken over after this process stood still) ends its run and goes on with
+another block. A worker that does not answer by its deadline counts as lost.
 """
 
 from __future__ import annotations
@@ -10,68 +12,36 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from jobs.adapters.base import RunOrder
 from jobs.adapters.native_forced import ForceOrder
-from jobs.errors import Conflict, IllegalMove, StoreError, UnknownAttempt, Unstorable
-from jobs.lifecycle import attempts_left
-from jobs.model import ArmPlan, AttemptState, Manifest
-from jobs.near_tie import Adjudication, FollowUp
+from jobs.errors import Conflict, IllegalMove, StoreError
+from jobs.lifecycle import Tried, attempts_left
+from jobs.model import ArmPlan, Manifest
+from jobs.near_tie import FollowUp
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
 from orchestrator.clear import ClearVerdict
 from orchestrator.lost import HostLost, Stopped, WorkerLost
-from orchestrator.outcome import RunOutcome, Spool
-from orchestrator.place import Placer, Ticket
+from orchestrator.outcome import RunOutcome
+from orchestrator.place import Placer
+from orchestrator.seat import Happening, Question, Seat
+from orchestrator.settle import settle
 from orchestrator.worker import WorkerCard, WorkOrder
 
 LEASE_S = 60.0
 BEAT_S = LEASE_S / 4
 TICK_S = 0.2
 LOOK_AGAIN_S = 2.0
+ASK_AGAIN_S = 1.0
+"""How long a seat that got no block waits before it asks again."""
 STOP_WAIT_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """Something to show: a run began, ended, waits, or a worker was lost. `counts` stands with each end."""
-
-    kind: str  # begin, end, wait, lost, asks
-    cell: str = ""
-    arm: str = ""
-    text: str = ""
-    counts: Pending | None = None
-
-
-@dataclass(slots=True)
-class Seat:
-    """One worker with what it is at. `tried` holds how attempts at the run in hand have ended."""
-
-    hello: WorkerCard
-    backlog: list[BlockClaim] = field(default_factory=list)
-    claim: BlockClaim | None = None
-    runs: list[RunTicket] = field(default_factory=list)
-    tried: list[AttemptState] = field(default_factory=list)
-    ticket: Ticket | None = None
-    attempt: AttemptRef | None = None
-    dirty_since_s: float | None = None
-    look_at_s: float = 0.0
-    shown_reason: str = ""
-
-    @property
-    def worker(self) -> str:
-        """The worker's name for the placer."""
-        return self.hello.worker
-
-    @property
-    def card(self) -> str:
-        """The worker's card by UUID."""
-        return self.hello.card.uuid
+ANSWER_S = 60.0
+"""Within which a worker says whether its card is clear, and by how much it may outlast the run's own deadline."""
 
 
 class Dispatcher:
-    """Works one sweep to its end. `driver` names this process in the store; `homes` are cards of blocks half done.
+    """Works one sweep to its end, or (`sweep_id` None) serves whatever stands in the store. `driver` names it there.
 
     `work` raises Stopped when `stopped` says so, HostLost when workers cannot be had any more; both leave a store that
     can be resumed.
@@ -81,140 +51,183 @@ class Dispatcher:
         self,
         store: Store,
         placer: Placer,
-        sweep_id: str,
-        manifest: Manifest,
         driver: str,
+        sweep_id: str | None = None,
         *,
-        homes: Mapping[str, str] | None = None,
         stopped: Callable[[], bool] = lambda: False,
         tell: Callable[[Happening], None] = lambda _happening: None,
         clock: Callable[[], float] = time.monotonic,
         beat_s: float = BEAT_S,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._store = store
         self._placer = placer
-        self._sweep_id = sweep_id
-        self._limits = manifest.limits
-        self._arms: dict[str, ArmPlan] = {arm.name: arm for arm in manifest.arms}
-        self._cells = manifest.cells
         self._driver = driver
-        self._homes = dict(homes or {})
+        self._sweep_id = sweep_id
         self._stopped = stopped
         self._tell = tell
         self._clock = clock
         self._beat_s = beat_s
-        self._beat_at_s = 0.0
+        self._answer_s = answer_s
+        self._beat_at_s = self._check_at_s = 0.0
         self._seats: list[Seat] = []
+        self._questions: list[Question] = []
+        self._manifests: dict[str, Manifest] = {}
         self._told_of_leases = False
+        self.passes_over: tuple[str, ...] = ()
+        """Sweeps that are not served from here."""
+
+    @property
+    def seats(self) -> Sequence[Seat]:
+        """The seats, to be looked at."""
+        return self._seats
+
+    def seat(self, hellos: tuple[WorkerCard, ...], needed: Collection[str] = ()) -> None:
+        """Give the workers their seats. Raises HostLost when a card in `needed` (UUIDs) is not among theirs."""
+        self._seats = [Seat(hello) for hello in hellos]
+        absent = sorted(set(needed) - {seat.card for seat in self._seats})
+        if absent:
+            raise HostLost(f"a block was begun on card {absent[0]}, which is not here: start the sweep anew")
 
     def work(self) -> Pending:
-        """Run what is pending; the counts at the end. The placer must be open, and stays so."""
+        """Run what is pending of the sweep; the counts at the end. The placer must be open, and stays so."""
+        assert self._sweep_id is not None, "only a sweep has an end"
         while True:
+            self.turn()
+            if not all(seat.is_idle for seat in self._seats):
+                continue
             for seat in self._seats:
-                self._push(seat)
-            tickets = [seat.ticket for seat in self._seats if seat.ticket is not None]
-            is_idle = not tickets and not any(seat.claim or seat.backlog for seat in self._seats)
-            if is_idle:
+                seat.claim_at_s = 0.0
+            self._push_all()
+            if all(seat.is_idle for seat in self._seats):
                 left = self._store.pending(self._sweep_id)
                 if not (left.pending and left.leased_blocks):
                     return left
-                self._tell_of_leases(left)
-            if self._stopped():
-                self._wind_down()
-                raise Stopped
-            self._beat()
-            if not tickets:
-                time.sleep(LOOK_AGAIN_S if is_idle else TICK_S)
-                continue
-            for ticket in self._placer.ready(tickets, TICK_S):
-                self._receive(next(seat for seat in self._seats if seat.ticket is ticket))
+                self._tell_of_leases(self._sweep_id, left)
+                self._pause(LOOK_AGAIN_S)
 
-    def ask(self, questions: Sequence[FollowUp]) -> None:
-        """Have the judge's questions answered, one by one, each on the card that base ran on.
+    def ask(self, sweep_id: str, questions: Sequence[FollowUp]) -> None:
+        """Have the judge's questions about a sweep answered, one by one, each on the card that base ran on.
 
         Raises HostLost when that is not here, or when workers are lost over a question as often as attempts are
         allowed.
         """
-        for question in questions:
-            seat = next((seat for seat in self._seats if question.card in ("", seat.card)), None)
-            if seat is None:
-                raise HostLost(f"card {question.card}, on which base ran, is not here to ask the oracle about its ids")
-            about = f"the oracle about index {question.first} of {question.base}'s ids"
-            self._tell(Happening("asks", question.cell, question.head, about))
-            answer = self._answer(seat, question)
-            self._store.write_adjudication(self._sweep_id, answer)
+        for asked in questions:
+            self.put(sweep_id, asked)
+            while self._questions or any(seat.question for seat in self._seats):
+                self.turn()
 
-    def _answer(self, seat: Seat, question: FollowUp) -> Adjudication:
-        """What a worker says to a question. One that is lost over it is replaced and asked again."""
-        plan = next(cell for cell in self._cells if cell.cell == question.cell)
-        arms = self._arms[question.base], self._arms[question.head]
-        order = ForceOrder(question, plan, *arms, timeout_s=self._limits.run_timeout_s)
-        for _ in range(self._limits.attempts):
-            ticket = self._placer.adjudicate(seat.worker, order)
-            try:
-                while not self._placer.ready([ticket], TICK_S):
-                    if self._stopped():
-                        self._placer.stop()
-                        raise Stopped
-                answer = self._placer.adjudication(ticket)
-            except WorkerLost as lost:
-                self._tell(Happening("lost", question.cell, question.head, str(lost)))
-                seat.hello = self._placer.replace(seat.worker)
-                continue
-            if self._stopped():  # what was cut off is no answer
-                raise Stopped
-            return answer
-        raise HostLost(f"{self._limits.attempts} workers were lost over a question about {question.cell}")
+    def put(self, sweep_id: str, asked: FollowUp) -> None:
+        """Have a question answered as soon as its card is free. Raises HostLost when that is not here."""
+        if all(asked.card not in ("", seat.card) for seat in self._seats):
+            raise HostLost(f"card {asked.card}, on which base ran, is not here to ask the oracle about its ids")
+        self._questions.append(Question(sweep_id, asked))
 
-    def _tell_of_leases(self, left: Pending) -> None:
+    def is_asking(self, sweep_id: str) -> bool:
+        """Whether a question about a sweep waits for its answer."""
+        asked = [*self._questions, *(seat.question for seat in self._seats if seat.question)]
+        return any(question.sweep_id == sweep_id for question in asked)
+
+    def turn(self) -> None:
+        """One round: give out what can be given out, keep the leases, take what came back. Raises Stopped."""
+        self._push_all()
+        if self._stopped():
+            self._wind_down()
+            raise Stopped
+        self._beat()
+        tickets = [seat.ticket for seat in self._seats if seat.ticket is not None]
+        if not tickets:
+            self._pause(TICK_S)
+            return
+        for ticket in self._placer.ready(tickets, TICK_S):
+            self._receive(next(seat for seat in self._seats if seat.ticket is ticket))
+        for seat in self._seats:
+            if seat.ticket is not None and self._clock() > seat.due_s:
+                self._overdue(seat)
+
+    def _pause(self, seconds: float) -> None:
+        end_s = time.monotonic() + seconds
+        while not self._stopped() and (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(TICK_S, left_s))
+
+    def _tell_of_leases(self, sweep_id: str, left: Pending) -> None:
         """What is pending is leased to another driver: it works there, or it died and its leases end within LEASE_S."""
         if not self._told_of_leases:
             self._told_of_leases = True
             blocks = f"{left.leased_blocks} block{'s' * (left.leased_blocks != 1)}"
             reason = f"another driver holds the lease on {blocks}: waiting for it, or for the lease to end"
-            self._store.log_event(self._sweep_id, "waiting", reason, worker=self._driver)
-            self._tell(Happening("wait", self._sweep_id, "all", reason))
+            self._store.log_event(sweep_id, "waiting", reason, worker=self._driver)
+            self._tell(Happening("wait", sweep_id, "all", reason))
 
-    def seat(self, hellos: tuple[WorkerCard, ...]) -> None:
-        """Give the workers their seats. Raises HostLost when a half-done block's card is not among theirs."""
-        self._seats = [Seat(hello) for hello in hellos]
-        absent = sorted(set(self._homes.values()) - {seat.card for seat in self._seats})
-        if absent:
-            raise HostLost(f"a block was begun on card {absent[0]}, which is not here: start the sweep anew")
+    def _manifest(self, sweep_id: str) -> Manifest:
+        if sweep_id not in self._manifests:
+            self._manifests[sweep_id] = self._store.manifest(sweep_id)
+        return self._manifests[sweep_id]
+
+    def forget(self, sweep_id: str) -> None:
+        """Keep nothing of a sweep that is over."""
+        self._manifests.pop(sweep_id, None)
+
+    def _arm(self, sweep_id: str, name: str) -> ArmPlan:
+        return next(arm for arm in self._manifest(sweep_id).arms if arm.name == name)
 
     # ---- forward -------------------------------------------------------------------------------------------------
 
+    def _push_all(self) -> None:
+        for seat in self._seats:
+            with self._forfeiting(seat):
+                self._push(seat)
+
     def _push(self, seat: Seat) -> None:
-        """Get an idle seat going: next run of its block, else next block."""
+        """Get an idle seat going: next run of its block, else a question for its card, else the next block."""
         if seat.ticket is not None:
             return
         if seat.claim is not None and not seat.runs:
-            self._store.release_block(seat.claim.block_id, seat.claim.fence)
-            seat.claim = None
-        if seat.claim is None:
+            claim, seat.claim = seat.claim, None
+            self._store.release_block(claim.block_id, claim.fence)
+            seat.claim_at_s = 0.0
+        if seat.claim is None and not self._take_question(seat) and self._clock() >= seat.claim_at_s:
             self._take_block(seat)
         if seat.claim is not None and seat.runs and self._clock() >= seat.look_at_s:
-            seat.ticket = self._placer.look(seat.worker)
+            seat.ticket, seat.due_s = self._placer.look(seat.worker), self._clock() + self._answer_s
+
+    def _take_question(self, seat: Seat) -> bool:
+        """Put the first question for this seat's card to its worker."""
+        question = next((one for one in self._questions if one.asked.card in ("", seat.card)), None)
+        if question is None:
+            return False
+        self._questions.remove(question)
+        asked, manifest = question.asked, self._manifest(question.sweep_id)
+        about = f"the oracle about index {asked.first} of {asked.base}'s ids"
+        self._tell(Happening("asks", asked.cell, asked.head, about))
+        plan = next(cell for cell in manifest.cells if cell.cell == asked.cell)
+        arms = self._arm(question.sweep_id, asked.base), self._arm(question.sweep_id, asked.head)
+        limit_s = manifest.limits.run_timeout_s
+        seat.question = question
+        seat.ticket = self._placer.adjudicate(seat.worker, ForceOrder(asked, plan, *arms, timeout_s=limit_s))
+        seat.due_s = self._clock() + 2 * limit_s + self._answer_s  # of base and of head
+        return True
 
     def _take_block(self, seat: Seat) -> None:
-        """The next block that may run on this seat's card; blocks begun elsewhere go to the seat with their card."""
-        while not seat.backlog:
-            claim = self._store.claim_block(self._sweep_id, f"{self._driver}/{seat.worker}", LEASE_S)
-            if claim is None:
-                return
-            home = self._homes.get(claim.block_id, seat.card)
-            next(other for other in self._seats if other.card == home).backlog.append(claim)
-        seat.claim = seat.backlog.pop(0)
-        seat.runs = self._runnable(seat.claim)
-        seat.tried = list(seat.runs[0].attempts) if seat.runs else []
+        """The next block that may run on this seat's card."""
+        card, name = seat.card, "" if self._sweep_id else seat.hello.card.name
+        who = f"{self._driver}/{seat.worker}"
+        claim = self._store.claim_block(
+            self._sweep_id, who, LEASE_S, card=card, card_name=name, canary=True, passes_over=self.passes_over
+        )
+        if claim is None:
+            seat.claim_at_s = self._clock() + ASK_AGAIN_S
+        else:
+            seat.hold(claim, [])  # held, should the next line find that it is gone already
+            seat.hold(claim, self._runnable(claim))
 
     def _runnable(self, claim: BlockClaim) -> list[RunTicket]:
         """The pending runs of a block; those of an arm that could not be built end here, with no attempt."""
         found = []
         for run in claim.pending:
-            if reason := self._arms[run.arm].unbuilt:
+            if reason := self._arm(claim.sweep_id, run.arm).unbuilt:
                 self._store.finish_run(run.run_id, "exhausted", reason, fence=claim.fence)
-                counts = self._store.pending(self._sweep_id)
+                counts = self._store.pending(claim.sweep_id)
                 self._tell(Happening("end", claim.cell, run.arm, reason, counts))
             else:
                 found.append(run)
@@ -224,120 +237,169 @@ class Dispatcher:
         """Open the attempt and hand the run over."""
         assert seat.claim is not None
         claim, run = seat.claim, seat.runs[0]
-        attempt = self._store.open_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)
-        self._store.move(attempt.attempt_id, claim.fence, "claimed", "clearing")
-        self._store.move(attempt.attempt_id, claim.fence, "clearing", "running")
+        attempt = self._store.start_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)
+        limit_s = self._manifest(claim.sweep_id).limits.run_timeout_s
         order = RunOrder(
             run_id=run.run_id,
             attempt_id=attempt.attempt_id,
             attempt_number=attempt.number,
             cell=claim.plan,
-            arm=self._arms[run.arm],
+            arm=self._arm(claim.sweep_id, run.arm),
             card_uuid=seat.card,
-            timeout_s=self._limits.run_timeout_s,
+            timeout_s=limit_s,
         )
         seat.attempt = attempt
-        seat.ticket = self._placer.run(seat.worker, WorkOrder(self._sweep_id, claim.fence, order))
+        seat.ticket = self._placer.run(seat.worker, WorkOrder(claim.sweep_id, claim.fence, order))
+        seat.due_s = self._clock() + limit_s + self._answer_s
         self._tell(Happening("begin", claim.cell, run.arm))
 
     # ---- back ----------------------------------------------------------------------------------------------------
 
     def _receive(self, seat: Seat) -> None:
         """Take what a seat's ticket brought."""
-        ticket, attempt = seat.ticket, seat.attempt
+        ticket, attempt, question = seat.ticket, seat.attempt, seat.question
         assert ticket is not None
-        seat.ticket = seat.attempt = None
+        seat.ticket = seat.attempt = seat.question = None
         try:
-            if attempt is None:
-                self._looked(seat, self._placer.verdict(ticket))
+            if question is not None:
+                self._store.write_adjudication(question.sweep_id, self._placer.adjudication(ticket))
+            elif attempt is not None:
+                outcome = self._placer.outcome(ticket)
+                with self._forfeiting(seat):
+                    self._ended(seat, outcome)
             else:
-                self._ended(seat, self._placer.outcome(ticket))
+                verdict = self._placer.verdict(ticket)
+                with self._forfeiting(seat):
+                    self._looked(seat, verdict)
         except WorkerLost as lost:
-            self._lost(seat, attempt, lost)
+            self._lost(seat, attempt, question, lost)
 
     def _looked(self, seat: Seat, verdict: ClearVerdict) -> None:
         """Begin on a clear card; else wait, say why once a reason, and give up at the queue's limit."""
+        if (claim := seat.claim) is None:
+            return
         if verdict.clear:
+            if seat.shown_reason:
+                self._store.waits(claim.block_id, claim.fence, None)
             seat.dirty_since_s, seat.shown_reason = None, ""
             self._begin(seat)
             return
-        assert seat.claim is not None
         now_s = self._clock()
         seat.dirty_since_s = now_s if seat.dirty_since_s is None else seat.dirty_since_s
         seat.look_at_s = now_s + LOOK_AGAIN_S
         reason = f"card {seat.card} is not clear ({verdict.verdict}): {'; '.join(verdict.reasons)}"
         if reason != seat.shown_reason:
             seat.shown_reason = reason
-            self._store.log_event(self._sweep_id, "waiting", reason, subject=seat.claim.block_id, worker=seat.worker)
-            self._tell(Happening("wait", seat.claim.cell, seat.runs[0].arm, reason))
-        if now_s - seat.dirty_since_s <= self._limits.queue_timeout_s:
+            self._store.waits(claim.block_id, claim.fence, reason)
+            self._store.log_event(claim.sweep_id, "waiting", reason, subject=claim.block_id, worker=seat.worker)
+            self._tell(Happening("wait", claim.cell, seat.runs[0].arm, reason))
+        limit_s = self._manifest(claim.sweep_id).limits.queue_timeout_s
+        if now_s - seat.dirty_since_s <= limit_s:
             return
-        waited = f"{reason}; waited {self._limits.queue_timeout_s:g} s"
+        waited = f"{reason}; waited {limit_s:g} s"
         if verdict.fault:
             raise HostLost(waited)
-        self._give_up(seat, waited)
+        self._give_up(seat, claim, waited)
 
-    def _give_up(self, seat: Seat, reason: str) -> None:
+    def _give_up(self, seat: Seat, claim: BlockClaim, reason: str) -> None:
         """A card that stays slowed or in others' hands is no fault: the run in hand ends without a sample, unproven."""
-        assert seat.claim is not None
-        claim, run = seat.claim, seat.runs[0]
+        run = seat.runs[0]
         attempt = self._store.open_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)
         self._store.move(attempt.attempt_id, claim.fence, "claimed", "clearing")
         self._store.move(attempt.attempt_id, claim.fence, "clearing", "contaminated", reason)
         self._store.finish_run(run.run_id, "exhausted", reason, fence=claim.fence)
-        self._next_run(seat)
+        seat.next_run()
         seat.look_at_s = 0.0  # the wait was the queue's: the next run has one look, and no wait of its own
-        self._tell(Happening("end", claim.cell, run.arm, reason, self._store.pending(self._sweep_id)))
+        self._tell(Happening("end", claim.cell, run.arm, reason, self._store.pending(claim.sweep_id)))
 
     def _ended(self, seat: Seat, outcome: RunOutcome) -> None:
         """Store an outcome, acknowledge it, and decide about another attempt."""
-        assert seat.claim is not None
+        if (claim := seat.claim) is None:
+            self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
+            return
         run = seat.runs[0]
         done = settle(self._store, outcome)
         self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
-        if done.state != "measured":
-            self._again_or_not(seat, done.state, done.reason, done.retry or done.state == "contaminated")
+        if done.state == "measured":
+            seat.next_run()
         else:
-            self._next_run(seat)
-        self._tell(Happening("end", seat.claim.cell, run.arm, done.reason, self._store.pending(self._sweep_id)))
+            tried = Tried(done.state, done.fault)
+            self._again_or_not(seat, claim, tried, done.reason, done.retry or done.state == "contaminated")
+        self._tell(Happening("end", claim.cell, run.arm, done.reason, self._store.pending(claim.sweep_id)))
 
-    def _lost(self, seat: Seat, attempt: AttemptRef | None, lost: WorkerLost) -> None:
+    def _overdue(self, seat: Seat) -> None:
+        """A worker that does not answer is no worker: it is ended with all that it runs, and replaced."""
+        attempt, question = seat.attempt, seat.question
+        seat.ticket = seat.attempt = seat.question = None
+        self._lost(seat, attempt, question, WorkerLost(seat.worker, "it did not answer by its deadline"))
+
+    def _lost(self, seat: Seat, attempt: AttemptRef | None, question: Question | None, lost: WorkerLost) -> None:
         """A worker died: its attempt is lost, its card gets a new one, the block goes on."""
-        assert seat.claim is not None
-        self._tell(Happening("lost", seat.claim.cell, seat.runs[0].arm, str(lost)))
-        if attempt is not None:
-            self._store.move(attempt.attempt_id, seat.claim.fence, "running", "lost", str(lost))
-            self._again_or_not(seat, "lost", str(lost), may=True)
+        cell, arm = (seat.claim.cell, seat.runs[0].arm) if seat.claim else ("", "")
+        if question is not None:
+            cell, arm = question.asked.cell, question.asked.head
+        self._tell(Happening("lost", cell, arm, str(lost)))
+        if attempt is not None and seat.claim is not None:
+            with self._forfeiting(seat):
+                self._store.move(attempt.attempt_id, seat.claim.fence, "running", "lost", str(lost), fault="lost")
+                self._again_or_not(seat, seat.claim, Tried("lost", "lost"), str(lost), may=True)
         with self._beating():  # a new worker may wait long for a card that somebody took meanwhile
             seat.hello = self._placer.replace(seat.worker)
+        if question is not None:
+            limit = self._manifest(question.sweep_id).limits.attempts
+            if question.lost + 1 >= limit:
+                raise HostLost(f"{limit} workers were lost over a question about {cell}")
+            self._questions.insert(0, Question(question.sweep_id, question.asked, question.lost + 1))
 
-    def _again_or_not(self, seat: Seat, state: AttemptState, reason: str, may: bool) -> None:
+    def _again_or_not(self, seat: Seat, claim: BlockClaim, tried: Tried, reason: str, may: bool) -> None:
         """Another attempt at the same run if that can help and the limits allow it; else the run is exhausted."""
-        seat.tried.append(state)
-        if state == "cancelled":
+        seat.tried.append(tried)
+        if tried.state == "cancelled":
             return
-        if may and attempts_left(seat.tried, self._limits.attempts, self._limits.contamination_reruns):
+        if may and attempts_left(seat.tried, self._manifest(claim.sweep_id).limits):
             return
-        assert seat.claim is not None
-        self._store.finish_run(seat.runs[0].run_id, "exhausted", reason, fence=seat.claim.fence)
-        self._next_run(seat)
-
-    def _next_run(self, seat: Seat) -> None:
-        seat.runs.pop(0)
-        seat.tried = list(seat.runs[0].attempts) if seat.runs else []
+        self._store.finish_run(seat.runs[0].run_id, "exhausted", reason, fence=claim.fence)
+        seat.next_run()
 
     # ---- leases and the end --------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        """Keep every lease alive, well before its end."""
-        if self._clock() < self._beat_at_s:
-            return
-        self._beat_at_s = self._clock() + self._beat_s
-        for claim in self._held():
-            self._store.heartbeat(claim.block_id, claim.fence, LEASE_S)
+        """Keep every lease alive, well before its end, and see which are gone: a cancel takes them away at any time."""
+        now_s = self._clock()
+        if now_s >= self._check_at_s:
+            self._check_at_s = now_s + LOOK_AGAIN_S
+            gone = set(self._store.forfeited([(one.block_id, one.fence) for one in self._held()]))
+            for seat in self._seats:
+                if seat.claim is not None and seat.claim.block_id in gone:
+                    self._forfeit(seat, "its lease is gone")
+        if now_s >= self._beat_at_s:
+            self._beat_at_s = now_s + self._beat_s
+            for seat in self._seats:
+                with self._forfeiting(seat):
+                    if seat.claim is not None:
+                        self._store.heartbeat(seat.claim.block_id, seat.claim.fence, LEASE_S)
 
     def _held(self) -> list[BlockClaim]:
-        return [claim for s in self._seats for claim in (*([s.claim] if s.claim else []), *s.backlog)]
+        return [seat.claim for seat in self._seats if seat.claim is not None]
+
+    @contextlib.contextmanager
+    def _forfeiting(self, seat: Seat) -> Iterator[None]:
+        """A guard that fails says that the seat's block is another's by now: that costs the block, not the rest."""
+        try:
+            yield
+        except (Conflict, IllegalMove) as gone:
+            self._forfeit(seat, str(gone))
+
+    def _forfeit(self, seat: Seat, reason: str) -> None:
+        """Have what runs for a block that is no longer ours ended; what it brings is not ours to store."""
+        claim = seat.claim
+        seat.drop()
+        if seat.ticket is not None:
+            self._placer.cancel(seat.worker)
+        if claim is not None:
+            about = f"the block is no longer held from here: {reason}"
+            self._store.log_event(claim.sweep_id, "forfeited", about, subject=claim.block_id, worker=seat.worker)
+            self._tell(Happening("gone", claim.cell, "all", about))
 
     @contextlib.contextmanager
     def _beating(self) -> Iterator[None]:
@@ -364,10 +426,10 @@ class Dispatcher:
     def abandon(self) -> None:
         """Give the blocks back after a loss: what ran in them becomes lost, and a resume need not wait for leases."""
         for seat in self._seats:
-            for claim in [*([seat.claim] if seat.claim else []), *seat.backlog]:
+            if seat.claim is not None:
                 with contextlib.suppress(Conflict):  # somebody else has it already
-                    self._store.release_block(claim.block_id, claim.fence)
-            seat.claim, seat.backlog = None, []
+                    self._store.release_block(seat.claim.block_id, seat.claim.fence)
+            seat.drop()
 
     def _wind_down(self) -> None:
         """Stop what runs, store what was stopped, give the blocks back."""
@@ -375,72 +437,21 @@ class Dispatcher:
         deadline_s = self._clock() + STOP_WAIT_S
         while (left := [s for s in self._seats if s.attempt is not None]) and self._clock() < deadline_s:
             for ticket in self._placer.ready([s.ticket for s in left if s.ticket is not None], TICK_S):
-                self._receive_last(next(seat for seat in left if seat.ticket is ticket))
+                seat = next(seat for seat in left if seat.ticket is ticket)
+                with self._forfeiting(seat):
+                    self._receive_last(seat)
         self.abandon()
 
     def _receive_last(self, seat: Seat) -> None:
         ticket, attempt = seat.ticket, seat.attempt
-        assert ticket is not None and attempt is not None and seat.claim is not None
+        assert ticket is not None and attempt is not None
         seat.ticket = seat.attempt = None
         try:
             outcome = self._placer.outcome(ticket)
         except WorkerLost:  # how a scheduler reports a call that it cancelled
+            if seat.claim is None:
+                return
             self._store.move(attempt.attempt_id, seat.claim.fence, "running", "cancelled", "stopped by the user")
             return
         settle(self._store, outcome)
         self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
-
-
-@dataclass(frozen=True, slots=True)
-class Settled:
-    """How an attempt stands in the store; `fault` says why its record could not be kept, if it could not."""
-
-    state: AttemptState
-    reason: str
-    retry: bool = False
-    fault: str = ""
-
-
-def settle(store: Store, outcome: RunOutcome) -> Settled:
-    """Write one outcome to the store; a resend is a no-op. Raises Conflict when the attempt is no longer ours.
-
-    A record that no store could hold ends its attempt as failed: it will not become better by being sent again.
-    """
-    try:
-        if outcome.record is not None:
-            store.write_record(outcome.attempt_id, outcome.fence, outcome.record, outcome.end, outcome.reason)
-        else:
-            if outcome.end == "measured":
-                raise Unstorable(f"the outcome of {outcome.attempt_id} is measured and holds no record")
-            store.move(outcome.attempt_id, outcome.fence, "running", outcome.end, outcome.reason)
-    except Unstorable as exc:
-        reason = f"protocol: {exc}"
-        store.move(outcome.attempt_id, outcome.fence, "running", "failed", reason)
-        return Settled("failed", reason, fault=str(exc))
-    return Settled(outcome.end, outcome.reason, outcome.retry)
-
-
-def ingest(store: Store, spool: Spool, sweep_id: str) -> int:
-    """Store outcomes that an earlier driver left in the spool; how many counted. Each file is met once.
-
-    One that came too late (its attempt was given up) is noted and forgotten: a later attempt has its place. One that
-    cannot be kept or read is noted, and its file set aside.
-    """
-    kept = 0
-    for attempt_id in spool.unreadable(sweep_id):
-        aside = spool.set_aside(sweep_id, attempt_id)
-        store.log_event(sweep_id, "unreadable", f"its spooled outcome is kept in {aside}", subject=attempt_id)
-    for outcome in spool.left_over(sweep_id):
-        try:
-            settled = settle(store, outcome)
-        except (Conflict, IllegalMove, UnknownAttempt) as late:
-            store.log_event(sweep_id, "too_late", str(late), subject=outcome.attempt_id)
-            spool.acknowledge(sweep_id, outcome.attempt_id)
-            continue
-        if settled.fault:
-            aside = spool.set_aside(sweep_id, outcome.attempt_id)
-            store.log_event(sweep_id, "unstorable", f"{settled.fault}; kept in {aside}", subject=outcome.attempt_id)
-        else:
-            kept += 1
-            spool.acknowledge(sweep_id, outcome.attempt_id)
-    return kept

@@ -23,14 +23,16 @@ from jobs.near_tie import FollowUp
 from jobs.store import Pending, Store
 from orchestrator.cards import CardHeld, CardName, ProbeError
 from orchestrator.choose import ANY_CLASS, choose_cards
-from orchestrator.dispatch import Dispatcher, Happening, ingest
+from orchestrator.dispatch import Dispatcher
 from orchestrator.guard import Guard
 from orchestrator.lost import HostLost, Stopped
 from orchestrator.nvml import NvmlProbe
 from orchestrator.outcome import Spool
 from orchestrator.place import Patience
 from orchestrator.ray_app import RayPlacer
+from orchestrator.seat import Happening
 from orchestrator.settings import Settings
+from orchestrator.settle import ingest
 from orchestrator.supervise import deaf
 from orchestrator.worker import WorkerSettings
 
@@ -73,7 +75,6 @@ def run_embedded(
             raise Stopped
         if not store.pending(sweep_id).pending and not open_questions(store, sweep_id):
             return store.pending(sweep_id)
-        homes = half_done(store.judge_input(sweep_id))
         guard = Guard.start(str(ULID()).lower())
         works = WorkerSettings(settings.spool, guard.folder / "scratch", settings.locks, who=f"assay run {sweep_id}")
         placer = RayPlacer(cards, works, guard, waiting_for_cards(manifest, tell, stop), stop)
@@ -81,12 +82,12 @@ def run_embedded(
             hellos = placer.open()
             deaf()  # Ray has taken SIGTERM for itself
             name = f"{settings.host}/{os.getpid()}"
-            dispatcher = Dispatcher(store, placer, sweep_id, manifest, name, homes=homes, stopped=stop, tell=tell)
+            dispatcher = Dispatcher(store, placer, name, sweep_id, stopped=stop, tell=tell)
             try:
-                dispatcher.seat(hellos)
+                dispatcher.seat(hellos, half_done(store.judge_input(sweep_id)).values())
                 dispatcher.work()
                 while asked := open_questions(store, sweep_id):
-                    dispatcher.ask(asked)
+                    dispatcher.ask(sweep_id, asked)
                 return store.pending(sweep_id)
             except HostLost:
                 dispatcher.abandon()

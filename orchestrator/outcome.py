@@ -25,7 +25,7 @@ class RunOutcome(Document):
     """How an attempt ended, with the fence that it ran under.
 
     `record` is there whenever a child ran; it counts only when `end` is measured. `retry`: another attempt could end
-    otherwise.
+    otherwise. `fault`: the class of error that ended it.
     """
 
     sweep_id: str
@@ -36,6 +36,7 @@ class RunOutcome(Document):
     end: OutcomeEnd
     reason: str = ""
     retry: bool = False
+    fault: str = ""
     record: RunRecord | None = None
 
 

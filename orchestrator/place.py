@@ -79,6 +79,10 @@ class Placer(Protocol):
         """Start a lost worker again on its card. Raises HostLost when that cannot be."""
         ...
 
+    def cancel(self, worker: str) -> None:
+        """Ask what a worker is at to end; its ticket then has an outcome of end cancelled, or is lost."""
+        ...
+
     def stop(self) -> None:
         """Ask all runs to end; their tickets then have outcomes of end cancelled, or are lost."""
         ...
@@ -108,6 +112,7 @@ class InProcessPlacer:
     _workers: dict[str, GpuWorker] = field(default_factory=dict)
     _threads: dict[str, ThreadPoolExecutor] = field(default_factory=dict)
     _halt: threading.Event = field(default_factory=threading.Event)
+    _cancelled: set[str] = field(default_factory=set)
 
     def open(self) -> tuple[WorkerCard, ...]:
         """One thread a card."""
@@ -119,10 +124,12 @@ class InProcessPlacer:
 
     def run(self, worker: str, work: WorkOrder) -> Ticket:
         """Run on the worker's thread."""
+        self._cancelled.discard(worker)
         return Ticket(worker, self._threads[worker].submit(self._workers[worker].run, work))
 
     def adjudicate(self, worker: str, order: ForceOrder) -> Ticket:
         """Ask on the worker's thread."""
+        self._cancelled.discard(worker)
         return Ticket(worker, self._threads[worker].submit(self._workers[worker].adjudicate, order))
 
     def ready(self, tickets: Sequence[Ticket], timeout_s: float) -> tuple[Ticket, ...]:
@@ -155,6 +162,10 @@ class InProcessPlacer:
         self._workers[worker].close()
         return self._start(worker, card)
 
+    def cancel(self, worker: str) -> None:
+        """Raise one worker's own stop flag, until its next order."""
+        self._cancelled.add(worker)
+
     def stop(self) -> None:
         """Raise the stop flag that every worker watches."""
         self._halt.set()
@@ -168,7 +179,7 @@ class InProcessPlacer:
             worker.close()
 
     def _start(self, worker: str, card: CardName) -> WorkerCard:
-        made = self.make(worker, card, self._halt.is_set)
+        made = self.make(worker, card, lambda: self._halt.is_set() or worker in self._cancelled)
         hello = patiently(made.start, self.patience)
         self._workers[worker] = made
         self._threads.setdefault(worker, ThreadPoolExecutor(1, thread_name_prefix=worker))

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.text import Text
 
 from orchestrator.commands.shown import shown
-from orchestrator.dispatch import Happening
+from orchestrator.seat import Happening
 
 
 class SweepProgress:

@@ -192,13 +192,18 @@ class RayPlacer:
         self._actors[worker] = self._actor(worker, self._cards[worker])
         return self._hello(worker)
 
-    def stop(self) -> None:
-        """Cancel running orders: each worker sees it and ends its child."""
+    def cancel(self, worker: str) -> None:
+        """Cancel a running order: the worker sees it and ends its child."""
         import ray
 
-        for ref in self._running.values():
+        if worker in self._running:
             with contextlib.suppress(ray.exceptions.RayError, ValueError):
-                ray.cancel(ref)
+                ray.cancel(self._running[worker])
+
+    def stop(self) -> None:
+        """Cancel all running orders."""
+        for worker in list(self._running):
+            self.cancel(worker)
 
     def close(self) -> None:
         """Stop runs, give them a moment to end their children, then end Ray and whatever is left of it."""

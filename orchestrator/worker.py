@@ -120,6 +120,7 @@ class GpuWorker:
             end=end,
             reason=redact(reason),
             retry=result.retry and not fault,
+            fault="protocol" if fault else "" if end == "contaminated" else result.fault,
             record=record,
         )
         if end != "cancelled":  # whoever cancelled does not wait for an answer, so nobody would acknowledge it

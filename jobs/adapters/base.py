@@ -51,13 +51,17 @@ class RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How an attempt ended. `retry`: another attempt could end otherwise. `record` is there whenever a child ran."""
+    """How an attempt ended. `retry`: another attempt could end otherwise. `record` is there whenever a child ran.
+
+    `fault`: the class of error that ended it, in one word; empty when none did.
+    """
 
     end: RunEnd
     record: RunRecord | None
     reason: str = ""
     retry: bool = False
     leftovers: tuple[int, ...] = field(default=())
+    fault: str = ""
 
 
 class Adapter(Protocol):

@@ -80,7 +80,7 @@ class NativeAdapter:
                 stopped=place.stopped,
             )
         except OSError as exc:
-            return RunResult("failed", None, f"the engine could not be started: {exc}", retry=True)
+            return RunResult("failed", None, f"the engine could not be started: {exc}", retry=True, fault="start")
         stream = Stream.of(end)
         lie = verify(order, tree, stream) or self._model_fault(order)
         kind, reason, retry = _outcome(end, stream, lie)
@@ -208,8 +208,8 @@ def _result(kind: str, record: RunRecord, reason: str, retry: bool, end: ChildEn
     if kind == "cancelled":
         return RunResult("cancelled", record, reason, leftovers=end.leftovers)
     if kind == "refused":
-        return RunResult("refused", record, reason, leftovers=end.leftovers)
-    return RunResult("failed", record, reason, retry, end.leftovers)
+        return RunResult("refused", record, reason, leftovers=end.leftovers, fault=kind)
+    return RunResult("failed", record, reason, retry, end.leftovers, fault=kind)
 
 
 def _changed_words(arm: ArmPlan, tree: Path, digest: str) -> str:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from engine.config import MOST_TIMES
-from jobs.model import ArmRole, GateAction, Order
+from jobs.model import ArmRole, GateAction, Order, RetriedFault
 
 NAME_RULE = r"^[a-z0-9][a-z0-9._-]*$"
 MOST_TOKEN_ID = 2**31 - 1
@@ -140,6 +140,7 @@ class LimitsForm(Form):
     attempts: Annotated[int, Field(ge=1, le=1000)] = 3
     contamination_reruns: Annotated[int, Field(ge=0, le=1000)] = 2
     follow_ups: Annotated[int, Field(ge=0, le=1000)] = 4
+    retries: dict[RetriedFault, Annotated[int, Field(ge=0, le=1000)]] = {}
 
 
 class CardsForm(Form):

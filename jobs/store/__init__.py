@@ -5,19 +5,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
 from jobs.errors import SpecError
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
 from jobs.near_tie import Adjudication
-from jobs.store import claims, events, readback, records, revision, submission, verdicts
+from jobs.store import claims, events, leases, readback, records, revision, submission, verdicts
 from jobs.store.connect import Database
-from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, RunTicket, SweepRow
+from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, Priority, RunTicket, SweepRow
 from jobs.tables import block
 from jobs.verdict import Verdict
 
-__all__ = ["AttemptRef", "BlockClaim", "Event", "Pending", "RunTicket", "Store", "SweepRow"]
+__all__ = ["AttemptRef", "BlockClaim", "Event", "Pending", "Priority", "RunTicket", "Store", "SweepRow"]
 
 LISTED_SWEEPS = 50
 LISTED_EVENTS = 10_000
@@ -33,6 +34,7 @@ class Store:
     def __init__(self, url: str, *, clock: Callable[[], datetime]) -> None:
         self._database = Database(url)
         self._clock = clock
+        self._ahead = timedelta(0)
 
     @classmethod
     def open(cls, url: str, clock: Callable[[], datetime], migrate: bool = True) -> Store:
@@ -44,6 +46,13 @@ class Store:
             revision.require_head(store._database)
         return store
 
+    def follow_server_time(self) -> None:
+        """Go by the database server's clock from here on, so that drivers on several hosts agree on when leases end.
+
+        A store in a file is on one host, which has one clock.
+        """
+        self._ahead = self._database.ahead_of(self._clock())
+
     def close(self) -> None:
         """Give all connections back."""
         self._database.close()
@@ -51,18 +60,24 @@ class Store:
     # ---- sweeps --------------------------------------------------------------------------------------------------
 
     def submit(
-        self, manifest: Manifest, harness_digest: str, harness_version: str, *, key: str = "", request: int = 0
+        self,
+        manifest: Manifest,
+        harness_digest: str,
+        harness_version: str,
+        *,
+        key: str = "",
+        request: int = 0,
+        priority: Priority = "pr",
     ) -> str:
         """Insert a sweep with its scenarios, blocks and runs; a resend returns the same id.
 
         Raises Conflict when the same key was submitted with another manifest or by another harness.
 
-
         `key` is the client's own word for this submission; without one the manifest itself is the key.
         """
         now = self._now()
         return self._database.write(
-            lambda c: submission.submit(c, manifest, harness_digest, harness_version, key, request, now)
+            lambda c: submission.submit(c, manifest, harness_digest, harness_version, key, request, now, priority)
         )
 
     def sweeps(self, limit: int = LISTED_SWEEPS) -> tuple[SweepRow, ...]:
@@ -92,20 +107,23 @@ class Store:
 
     # ---- work ----------------------------------------------------------------------------------------------------
 
-    def claim_block(self, sweep_id: str, worker: str, lease_s: float) -> BlockClaim | None:
-        """Lease the first block with pending runs that nobody holds; None when there is none."""
-        now = self._now()
-        return self._database.write(lambda c: claims.claim_block(c, sweep_id, worker, lease_s, now))
+    def claim_block(self, sweep_id: str | None, worker: str, lease_s: float, **asks: Any) -> BlockClaim | None:
+        """Lease the first block with pending runs that nobody holds, of one sweep or (None) of all in their turn.
+
+        None when there is none. `asks`: what a claimer says of itself beside these, see `leases.Claimer`.
+        """
+        now, who = self._now(), leases.Claimer(worker, lease_s, **asks)
+        return self._database.write(lambda c: leases.claim_block(c, sweep_id, who, now))
 
     def heartbeat(self, block_id: str, fence: int, lease_s: float) -> datetime:
         """Prolong a lease; returns its new end. Conflict when it is gone."""
         now = self._now()
-        return self._database.write(lambda c: claims.heartbeat(c, block_id, fence, lease_s, now))
+        return self._database.write(lambda c: leases.heartbeat(c, block_id, fence, lease_s, now))
 
     def release_block(self, block_id: str, fence: int) -> None:
         """Give a block back; what still runs in it becomes lost."""
         now = self._now()
-        self._database.write(lambda c: claims.release_block(c, block_id, fence, now))
+        self._database.write(lambda c: leases.release_block(c, block_id, fence, now))
 
     def reap(self, now: datetime, worker: str | None = None) -> tuple[str, ...]:
         """Break the leases that ended before `now`, and all of `worker` when given; returns the attempts lost."""
@@ -113,32 +131,61 @@ class Store:
         ended = block.c.leased_until < now
         if worker is not None:
             ended |= block.c.worker == worker
-        return self._database.write(lambda c: claims.reap(c, ended, "", at))
+        return self._database.write(lambda c: leases.reap(c, ended, "", at))
 
     def break_leases(self, sweep_id: str, reason: str) -> tuple[str, ...]:
         """Break every lease in a sweep whose workers are known to be gone; returns the attempts lost."""
         at = self._now()
-        return self._database.write(lambda c: claims.reap(c, block.c.sweep_id == sweep_id, reason, at))
+        return self._database.write(lambda c: leases.reap(c, block.c.sweep_id == sweep_id, reason, at))
+
+    def forfeited(self, held: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+        """Those of some leases, as (block, fence), that are no longer held: their blocks' ids."""
+        with self._database.reading() as connection:
+            return leases.forfeited(connection, held)
+
+    def waits(self, block_id: str, fence: int, reason: str | None) -> None:
+        """Say why a leased block does not run just now; None: it does."""
+        self._database.write(lambda c: leases.waits(c, block_id, fence, reason))
+
+    def cancel(self, sweep_id: str, reason: str) -> tuple[str, ...]:
+        """Give up all that is pending of an open sweep; the attempts that were cut off. SpecError when it is judged."""
+        now = self._now()
+        return self._database.write(lambda c: leases.cancel(c, sweep_id, reason, now))
 
     def open_attempt(self, run_id: str, fence: int, worker: str, card: str) -> AttemptRef:
         """Start the next attempt at a pending run, in state claimed."""
         now = self._now()
         return self._database.write(lambda c: claims.open_attempt(c, run_id, fence, worker, card, now))
 
-    def move(self, attempt_id: str, fence: int, frm: str, to: str, reason: str = "") -> None:
-        """Change an attempt's state; a resend is a no-op. IllegalMove off the lifecycle, Conflict on another state."""
+    def start_attempt(self, run_id: str, fence: int, worker: str, card: str) -> AttemptRef:
+        """Start the next attempt at a pending run on a card that was seen to be clear: it runs from here on."""
         now = self._now()
-        self._database.write(lambda c: claims.move(c, attempt_id, fence, frm, to, reason, now))
+        return self._database.write(lambda c: claims.start_attempt(c, run_id, fence, worker, card, now))
+
+    def move(self, attempt_id: str, fence: int, frm: str, to: str, reason: str = "", *, fault: str = "") -> None:
+        """Change an attempt's state; a resend is a no-op. IllegalMove off the lifecycle, Conflict on another state.
+
+        `fault`: the class of error that ended it, which has a bound of its own where the sweep's limits give one.
+        """
+        now = self._now()
+        self._database.write(lambda c: claims.move(c, attempt_id, fence, frm, to, reason, fault, now))
 
     def write_record(
-        self, attempt_id: str, fence: int, record: RunRecord, state: AttemptState = "measured", reason: str = ""
+        self,
+        attempt_id: str,
+        fence: int,
+        record: RunRecord,
+        state: AttemptState = "measured",
+        reason: str = "",
+        *,
+        fault: str = "",
     ) -> None:
         """Store a running attempt's record and end it in `state`; measured completes the run, others leave it pending.
 
         A resend is a no-op; a differing resend is Conflict.
         """
         now = self._now()
-        self._database.write(lambda c: records.write_record(c, attempt_id, fence, record, state, reason, now))
+        self._database.write(lambda c: records.write_record(c, attempt_id, fence, record, state, reason, fault, now))
 
     def finish_run(
         self, run_id: str, state: RunState = "exhausted", reason: str = "", *, fence: int | None = None
@@ -150,7 +197,7 @@ class Store:
     def pending(self, sweep_id: str) -> Pending:
         """How far a sweep is."""
         with self._database.reading() as connection:
-            return claims.pending(connection, sweep_id)
+            return leases.pending(connection, sweep_id)
 
     # ---- what came of it -----------------------------------------------------------------------------------------
 
@@ -208,4 +255,4 @@ class Store:
     def _now(self) -> datetime:
         now = self._clock()
         assert now.tzinfo is not None, "the store's clock gives naive times"
-        return now
+        return now + self._ahead

@@ -1,4 +1,4 @@
-"""Who may run what: leases on blocks, fences against those who lost one, attempts and their moves.
+"""Attempts and their moves, and how runs end, under the fence of the block's lease.
 
 Every change is guarded by the state and fence it expects, so that of two writers one gets Conflict, and a resend of a
 change that is already there changes nothing.
@@ -7,86 +7,17 @@ change that is already there changes nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select, update
 
 from jobs.errors import Conflict, StoreError, UnknownAttempt
-from jobs.lifecycle import ENDS, LIVE, advance, attempts_left
-from jobs.model import AttemptState, CellPlan, Limits, RunState
+from jobs.lifecycle import ENDS, LIVE, Tried, advance, attempts_left
+from jobs.model import AttemptState, Limits, RunState
 from jobs.store import events
-from jobs.store.rows import AttemptRef, BlockClaim, Pending, RunTicket, new_id
-from jobs.tables import attempt, block, run, scenario, sweep
-
-
-def claim_block(connection: Connection, sweep_id: str, worker: str, lease_s: float, now: datetime) -> BlockClaim | None:
-    """Lease the first block with work that nobody holds; None when there is none.
-
-    What an expired lease left running becomes lost; runs that thereby have no attempt left become exhausted.
-    """
-    free = or_(block.c.worker.is_(None), block.c.leased_until < now)
-    has_work = exists().where(run.c.block_id == block.c.id, run.c.state == "pending")
-    candidates = (
-        select(block)
-        .join(scenario, scenario.c.id == block.c.scenario_id)
-        .where(block.c.sweep_id == sweep_id, free, has_work)
-        .order_by(scenario.c.position, block.c.number)
-        .limit(1)
-        .with_for_update(skip_locked=True, of=block)
-    )
-    while (found := connection.execute(candidates).one_or_none()) is not None:
-        _lose(connection, block.c.id == found.id, f"the lease of {found.worker} ended", now)
-        fence, until = found.fence + 1, now + timedelta(seconds=lease_s)
-        _guarded(
-            connection.execute(
-                update(block)
-                .where(block.c.id == found.id, block.c.fence == found.fence)
-                .values(fence=fence, worker=worker, leased_until=until)
-            ).rowcount,
-            f"block {found.id} was claimed by another",
-        )
-        claim = _claim(connection, found, fence, until)
-        if claim.pending:
-            events.log(connection, sweep_id, found.id, "claimed", now, message=f"fence {fence}", worker=worker)
-            return claim
-        connection.execute(update(block).where(block.c.id == found.id).values(worker=None, leased_until=None))
-    return None
-
-
-def heartbeat(connection: Connection, block_id: str, fence: int, lease_s: float, now: datetime) -> datetime:
-    """Prolong a lease; returns its new end. Raises Conflict when it is no longer held."""
-    until = now + timedelta(seconds=lease_s)
-    held = (block.c.id == block_id) & (block.c.fence == fence) & block.c.worker.is_not(None)
-    done = connection.execute(update(block).where(held).values(leased_until=until))
-    _guarded(done.rowcount, f"the lease on {block_id} with fence {fence} is gone")
-    return until
-
-
-def release_block(connection: Connection, block_id: str, fence: int, now: datetime) -> None:
-    """Give a block back; what still runs in it becomes lost. Raises Conflict when somebody else holds it."""
-    held = (block.c.id == block_id) & (block.c.fence == fence)
-    done = connection.execute(update(block).where(held).values(worker=None, leased_until=None))
-    _guarded(done.rowcount, f"the lease on {block_id} with fence {fence} is gone")
-    _lose(connection, block.c.id == block_id, "its block was released", now)
-
-
-def reap(connection: Connection, ended: ColumnElement[bool], reason: str, now: datetime) -> tuple[str, ...]:
-    """Break the leases on the blocks that `ended` picks; returns the attempts that became lost.
-
-    The fence goes up, so that a worker that was only slow can no longer write.
-    """
-    leased = block.c.worker.is_not(None) & ended
-    blocks = connection.execute(select(block).where(leased).with_for_update()).all()
-    lost: list[str] = []
-    for found in blocks:
-        lost += _lose(connection, block.c.id == found.id, reason or f"the lease of {found.worker} ended", now)
-        connection.execute(
-            update(block).where(block.c.id == found.id).values(worker=None, leased_until=None, fence=block.c.fence + 1)
-        )
-        message = reason or "the lease ended"
-        events.log(connection, found.sweep_id, found.id, "reaped", now, message=message, worker=found.worker)
-    return tuple(lost)
+from jobs.store.rows import AttemptRef, new_id
+from jobs.tables import attempt, block, run, sweep
 
 
 def open_attempt(connection: Connection, run_id: str, fence: int, worker: str, card: str, now: datetime) -> AttemptRef:
@@ -105,7 +36,7 @@ def open_attempt(connection: Connection, run_id: str, fence: int, worker: str, c
         if (live[0].state, live[0].fence, live[0].worker) == ("claimed", fence, worker):
             return AttemptRef(live[0].id, run_id, live[0].number)
         raise Conflict(f"attempt {live[0].id} at run {run_id} is {live[0].state}", "end it first")
-    if not _has_attempts_left(connection, found.sweep_id, [row.state for row in earlier]):
+    if not _has_attempts_left(connection, found.sweep_id, [Tried(row.state, row.fault) for row in earlier]):
         raise Conflict(f"run {run_id} has no attempt left", "finish the run as exhausted")
     ref = AttemptRef(new_id("att", now), run_id, len(earlier) + 1)
     connection.execute(
@@ -129,14 +60,29 @@ def open_attempt(connection: Connection, run_id: str, fence: int, worker: str, c
     return ref
 
 
-def move(connection: Connection, attempt_id: str, fence: int, frm: str, to: str, reason: str, now: datetime) -> None:
+def start_attempt(connection: Connection, run_id: str, fence: int, worker: str, card: str, now: datetime) -> AttemptRef:
+    """Open the next attempt and take it to running, as one change; a resend is a no-op."""
+    found = connection.execute(
+        select(attempt).where(attempt.c.run_id == run_id, attempt.c.state == "running", attempt.c.fence == fence)
+    ).one_or_none()
+    if found is not None and found.worker == worker:
+        return AttemptRef(found.id, run_id, found.number)
+    ref = open_attempt(connection, run_id, fence, worker, card, now)
+    for frm, to in (("claimed", "clearing"), ("clearing", "running")):
+        move(connection, ref.attempt_id, fence, frm, to, "", "", now)
+    return ref
+
+
+def move(
+    connection: Connection, attempt_id: str, fence: int, frm: str, to: str, reason: str, fault: str, now: datetime
+) -> None:
     """Change an attempt's state. Raises IllegalMove off the lifecycle, Conflict when state or fence is another."""
     assert to != "measured", "an attempt is measured by writing its record"
     found = attempt_row(connection, attempt_id)
     if (found.state, found.fence) == (to, fence):
         return
     advance(frm, to, events.history(connection, attempt_id))
-    change(connection, found, fence, frm, {"state": to, "reason": reason}, now)
+    change(connection, found, fence, frm, {"state": to, "reason": reason, "fault": fault}, now)
     events.log(
         connection, found.sweep_id, attempt_id, "attempt", now, frm=frm, target=to, message=reason, worker=found.worker
     )
@@ -150,7 +96,7 @@ def change(
     guard = (attempt.c.id == found.id) & (attempt.c.state == frm) & (attempt.c.fence == fence) & held
     closed = {"closed_at": now} if values["state"] in ENDS else {}
     done = connection.execute(update(attempt).where(guard).values(**values, **closed))
-    _guarded(
+    guarded(
         done.rowcount,
         f"attempt {found.id} is {found.state} under fence {found.fence}, not {frm} under fence {fence}"
         if (found.state, found.fence) != (frm, fence)
@@ -181,7 +127,9 @@ def set_run(connection: Connection, found: Row[Any], state: RunState, reason: st
     """The guarded update of a run's state."""
     advance(found.state, state, events.history(connection, found.id))
     guard = (run.c.id == found.id) & (run.c.state == found.state)
-    _guarded(connection.execute(update(run).where(guard).values(state=state)).rowcount, f"run {found.id} moved")
+    guarded(connection.execute(update(run).where(guard).values(state=state)).rowcount, f"run {found.id} moved")
+    mine = update(block).where(block.c.id == found.block_id)
+    connection.execute(mine.values(runs_left=block.c.runs_left - 1))
     events.log(connection, found.sweep_id, found.id, "run", now, frm=found.state, target=state, message=reason)
 
 
@@ -192,21 +140,6 @@ def retract_run(connection: Connection, run_id: str, reason: str, now: datetime)
     events.log(connection, found.sweep_id, run_id, "retracted", now, message=reason)
 
 
-def pending(connection: Connection, sweep_id: str) -> Pending:
-    """How far a sweep is."""
-    states = select(run.c.state, func.count()).where(run.c.sweep_id == sweep_id).group_by(run.c.state)
-    runs = {row[0]: row[1] for row in connection.execute(states)}
-    live = select(func.count()).where(attempt.c.sweep_id == sweep_id, attempt.c.state.in_(LIVE))
-    leased = select(func.count()).where(block.c.sweep_id == sweep_id, block.c.worker.is_not(None))
-    return Pending(
-        pending=runs.get("pending", 0),
-        complete=runs.get("complete", 0),
-        exhausted=runs.get("exhausted", 0),
-        live_attempts=connection.execute(live).scalar_one(),
-        leased_blocks=connection.execute(leased).scalar_one(),
-    )
-
-
 def attempt_row(connection: Connection, attempt_id: str) -> Row[Any]:
     """An attempt's row, locked where the database locks rows. Raises UnknownAttempt when there is none."""
     row = connection.execute(select(attempt).where(attempt.c.id == attempt_id).with_for_update()).one_or_none()
@@ -215,57 +148,45 @@ def attempt_row(connection: Connection, attempt_id: str) -> Row[Any]:
     return row
 
 
-def _claim(connection: Connection, found: Row[Any], fence: int, until: datetime) -> BlockClaim:
-    plan = connection.execute(select(scenario.c.plan).where(scenario.c.id == found.scenario_id)).scalar_one()
-    runs = connection.execute(select(run).where(run.c.block_id == found.id).order_by(run.c.position)).all()
-    states = _attempt_states(connection, [row.id for row in runs])
-    cell = CellPlan.model_validate(plan)
-    return BlockClaim(
-        block_id=found.id,
-        fence=fence,
-        sweep_id=found.sweep_id,
-        cell=cell.cell,
-        plan=cell,
-        number=found.number,
-        runs=tuple(RunTicket(row.id, row.position, row.arm, row.state, tuple(states[row.id])) for row in runs),
-        leased_until=until,
-    )
-
-
-def _lose(connection: Connection, which: ColumnElement[bool], reason: str, now: datetime) -> list[str]:
-    """Mark the live attempts of some blocks lost, and exhaust the runs that have no attempt left."""
+def end_live(
+    connection: Connection, which: ColumnElement[bool], state: AttemptState, reason: str, now: datetime
+) -> list[str]:
+    """End the live attempts of some blocks as lost or cancelled, and exhaust the runs that have no attempt left."""
     blocks = select(block.c.id).where(which)
     runs = connection.execute(select(run).where(run.c.block_id.in_(blocks), run.c.state == "pending")).all()
     live = select(attempt).where(attempt.c.run_id.in_([row.id for row in runs]), attempt.c.state.in_(LIVE))
-    lost = connection.execute(live.with_for_update()).all()
-    for row in lost:
-        advance(row.state, "lost", events.history(connection, row.id))
+    ended = connection.execute(live.with_for_update()).all()
+    for row in ended:
+        advance(row.state, state, events.history(connection, row.id))
         closing = update(attempt).where(attempt.c.id == row.id, attempt.c.state == row.state)
-        connection.execute(closing.values(state="lost", reason=reason, closed_at=now))
+        fault = "lost" if state == "lost" else ""
+        connection.execute(closing.values(state=state, reason=reason, fault=fault, closed_at=now))
         events.log(
             connection, row.sweep_id, row.id, "attempt", now,
-            frm=row.state, target="lost", message=reason, worker=row.worker,
+            frm=row.state, target=state, message=reason, worker=row.worker,
         )  # fmt: skip
-    states = _attempt_states(connection, [row.id for row in runs])
+    tries = tried(connection, [row.id for row in runs])
     for row in runs:
-        if not _has_attempts_left(connection, row.sweep_id, states[row.id]):
+        if not _has_attempts_left(connection, row.sweep_id, tries[row.id]):
             set_run(connection, row, "exhausted", "no attempt left", now)
-    return [row.id for row in lost]
+    return [row.id for row in ended]
 
 
-def _attempt_states(connection: Connection, run_ids: Iterable[str]) -> dict[str, list[AttemptState]]:
+def tried(connection: Connection, run_ids: Iterable[str]) -> dict[str, list[Tried]]:
+    """How the attempts at some runs stand, in order."""
     wanted = list(run_ids)
-    states: dict[str, list[AttemptState]] = {run_id: [] for run_id in wanted}
-    rows = select(attempt.c.run_id, attempt.c.state).where(attempt.c.run_id.in_(wanted)).order_by(attempt.c.number)
-    for run_id, state in connection.execute(rows):
-        states[run_id].append(state)
-    return states
+    found: dict[str, list[Tried]] = {run_id: [] for run_id in wanted}
+    columns = select(attempt.c.run_id, attempt.c.state, attempt.c.fault)
+    for run_id, state, fault in connection.execute(
+        columns.where(attempt.c.run_id.in_(wanted)).order_by(attempt.c.number)
+    ):
+        found[run_id].append(Tried(state, fault))
+    return found
 
 
-def _has_attempts_left(connection: Connection, sweep_id: str, states: Iterable[str]) -> bool:
+def _has_attempts_left(connection: Connection, sweep_id: str, tries: Iterable[Tried]) -> bool:
     manifest = connection.execute(select(sweep.c.manifest).where(sweep.c.id == sweep_id)).scalar_one()
-    limits = Limits.model_validate(manifest["limits"])
-    return attempts_left(tuple(states), limits.attempts, limits.contamination_reruns)
+    return attempts_left(tuple(tries), Limits.model_validate(manifest["limits"]))
 
 
 def _require_fence(connection: Connection, block_id: str, fence: int) -> None:
@@ -282,6 +203,7 @@ def _run(connection: Connection, run_id: str) -> Row[Any]:
     return row
 
 
-def _guarded(rows: int, message: str) -> None:
+def guarded(rows: int, message: str) -> None:
+    """Raise Conflict unless a guarded update met exactly its row."""
     if rows != 1:
         raise Conflict(message, "claim the block again; what was done under the old fence does not count")

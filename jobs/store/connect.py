@@ -9,6 +9,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import datetime, timedelta
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
@@ -88,6 +89,14 @@ class Database:
         """A connection outside any transaction, for what cannot run inside one."""
         with self._explained(), self._engine.connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
+
+    def ahead_of(self, now: datetime) -> timedelta:
+        """How far the server's clock is ahead of `now`; nothing for a store in a file."""
+        if self.is_sqlite:
+            return timedelta(0)
+        with self.reading() as connection:
+            server: datetime = connection.exec_driver_sql("SELECT clock_timestamp()").scalar_one()
+        return server - now
 
     def copy_to(self, target: Path) -> None:
         """Copy a store in a file, as last committed, to `target`, which appears whole or not at all."""

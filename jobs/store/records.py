@@ -56,6 +56,7 @@ def write_record(
     record: RunRecord,
     state: AttemptState,
     reason: str,
+    fault: str,
     now: datetime,
 ) -> None:
     """Store a record and end its attempt in `state`; measured also completes the run.
@@ -77,7 +78,14 @@ def write_record(
     advance(found.state if found.state == "running" else "running", state, events.history(connection, attempt_id))
     columns = {name: getattr(clean, name) for name in COLUMNS_ALIKE}
     equations = [row.model_dump(mode="json") for row in clean.equations]
-    own = {"state": state, "reason": reason, "record_digest": digest, "flags": flags, "equations": equations}
+    own = {
+        "state": state,
+        "reason": reason,
+        "fault": fault,
+        "record_digest": digest,
+        "flags": flags,
+        "equations": equations,
+    }
     claims.change(connection, found, fence, "running", {**own, **columns}, now)
     _write_parts(connection, clean)
     _write_values(connection, clean, flags)

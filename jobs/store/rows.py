@@ -8,8 +8,12 @@ from typing import Literal
 
 from ulid import ULID
 
-from jobs.model import AttemptState, CellPlan, RunState
+from jobs.lifecycle import Tried
+from jobs.model import CellPlan, RunState
 
+Priority = Literal["pr", "nightly"]
+PRIORITIES: tuple[Priority, ...] = ("pr", "nightly")
+"""In the order in which they are served; the store holds the index."""
 IdKind = Literal["swp", "cel", "blk", "run", "att", "vrd"]
 
 
@@ -32,6 +36,7 @@ class SweepRow:
     harness_version: str
     created_at: datetime
     judged_at: datetime | None
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class RunTicket:
     position: int
     arm: str
     state: RunState
-    attempts: tuple[AttemptState, ...]  # how earlier attempts ended, in order
+    tried: tuple[Tried, ...]  # how earlier attempts ended, in order
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from jobs.column_types import clean_text
 from jobs.errors import Unstorable
 from jobs.model import RunRecord
-from jobs.tables import clean_text
 
 LOW, HIGH = -(2**63), 2**63 - 1
 

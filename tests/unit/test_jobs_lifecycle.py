@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.errors import IllegalMove
-from jobs.lifecycle import ENDS, LIVE, MOVES, Move, SweepState, advance, attempts_left
-from jobs.model import AttemptState, Order, RunState
+from jobs.lifecycle import ENDS, LIVE, MOVES, Move, SweepState, Tried, advance, attempts_left
+from jobs.model import AttemptState, Limits, Order, RunState
 from jobs.order import arm_order
 
 ATTEMPT = get_args(AttemptState)
@@ -88,7 +88,31 @@ def test_an_unknown_state_is_no_state() -> None:
     ],
 )
 def test_how_many_tries_a_run_has(states: list[str], is_left: bool) -> None:
-    assert attempts_left(states, attempts=3, contamination_reruns=2) is is_left
+    limits = Limits(attempts=3, contamination_reruns=2)
+    assert attempts_left([Tried(state) for state in states], limits) is is_left
+
+
+@pytest.mark.parametrize(
+    ("faults", "is_left"),
+    [
+        (["timeout"], False),  # no second try after one
+        (["lost"] * 5, True),
+        (["lost"] * 6, False),
+        (["crash", "lost", "crash"], True),  # two of the shared bound, one of its own
+        (["crash", "device", "crash"], False),  # three of the shared bound
+        (["lost"] * 5 + ["crash"] * 2, True),
+    ],
+)
+def test_a_class_of_error_may_have_a_bound_of_its_own(faults: list[str], is_left: bool) -> None:
+    limits = Limits(attempts=3, retries={"timeout": 0, "lost": 5})
+    tried = [Tried("lost" if fault == "lost" else "failed", fault) for fault in faults]
+    assert attempts_left(tried, limits) is is_left
+
+
+def test_limits_without_bounds_of_classes_are_written_as_before() -> None:
+    assert "retries" not in Limits().model_dump()
+    bounded = Limits(retries={"crash": 1})
+    assert Limits.model_validate(bounded.model_dump()) == bounded
 
 
 ARMS = st.lists(st.sampled_from(["base", "null", "head", "calm", "wild"]), min_size=1, max_size=5, unique=True)

@@ -2,102 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from jobs.errors import Conflict, IllegalMove, StoreError
-from jobs.model import ArmPlan, CellPlan, JudgeInput, Limits, Manifest, RunFact, RunRecord, RunSettings
-from jobs.store import AttemptRef, BlockClaim, Store
+from jobs.lifecycle import Tried
+from jobs.model import Limits
+from jobs.store import Store
+from tests.unit.store_sweeps import (
+    CARD,
+    LEASE_S,
+    Clock,
+    claimed,
+    manifest,
+    measure,
+    record_of,
+    run_fact,
+    run_facts,
+    running,
+    submitted,
+)
 
 pytest_plugins = ("tests.unit.jobs_store_cases",)
-
-LEASE_S = 60.0
-CARD = "SIM-0000"
-
-
-@dataclass
-class Clock:
-    now: datetime = datetime(2026, 11, 30, 5, 0, tzinfo=UTC)
-
-    def __call__(self) -> datetime:
-        return self.now
-
-    def pass_s(self, seconds: float) -> None:
-        self.now += timedelta(seconds=seconds)
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def store(store_url: str, clock: Clock) -> Iterator[Store]:
-    opened = Store.open(store_url, clock)
-    yield opened
-    opened.close()
-
-
-def manifest(cells: int = 1, blocks: int = 1, attempts: int = 3, reruns: int = 2) -> Manifest:
-    arms = tuple(ArmPlan(name=role, role=role, source="checkout") for role in ("base", "head"))
-    plans = tuple(
-        CellPlan(
-            cell=f"cell{number}",
-            model="toy",
-            model_path="/models/toy",
-            model_digest="d",
-            prompt="p",
-            prompt_ids=(1,),
-            settings=RunSettings(tokens=1),
-            arms=("base", "head"),
-            blocks=blocks,
-        )
-        for number in range(cells)
-    )
-    limits = Limits(attempts=attempts, contamination_reruns=reruns)
-    return Manifest(name="sweep", arms=arms, cells=plans, limits=limits)
-
-
-def submitted(store: Store, *, cells: int = 1, blocks: int = 1, attempts: int = 3, reruns: int = 2) -> str:
-    return store.submit(manifest(cells, blocks, attempts, reruns), "harness", "0.1")
-
-
-def claimed(store: Store, sweep_id: str, worker: str = "w") -> BlockClaim:
-    claim = store.claim_block(sweep_id, worker, LEASE_S)
-    assert claim is not None
-    return claim
-
-
-def running(store: Store, claim: BlockClaim, place: int = 0, worker: str = "w") -> AttemptRef:
-    attempt = store.open_attempt(claim.runs[place].run_id, claim.fence, worker, CARD)
-    store.move(attempt.attempt_id, claim.fence, "claimed", "clearing")
-    store.move(attempt.attempt_id, claim.fence, "clearing", "running")
-    return attempt
-
-
-def record_of(attempt: AttemptRef, exit_code: int = 0) -> RunRecord:
-    return RunRecord(
-        run_id=attempt.run_id, attempt_id=attempt.attempt_id, attempt_number=attempt.number, exit_code=exit_code
-    )
-
-
-def measure(store: Store, claim: BlockClaim, worker: str = "w") -> None:
-    for run in claim.pending:
-        attempt = running(store, claim, run.position, worker)
-        store.write_record(attempt.attempt_id, claim.fence, record_of(attempt))
-
-
-def run_facts(store: Store, sweep_id: str) -> list[RunFact]:
-    document: JudgeInput = store.judge_input(sweep_id)
-    return [run for cell in document.cells for run in cell.runs]
-
-
-def run_fact(store: Store, sweep_id: str, run_id: str) -> RunFact:
-    return next(run for run in run_facts(store, sweep_id) if run.run_id == run_id)
-
 
 # ---- blocks ------------------------------------------------------------------------------------------------------
 
@@ -130,7 +57,7 @@ def test_a_released_block_is_claimed_again_without_its_complete_runs(store: Stor
     again = claimed(store, sweep_id, "v")
     assert (again.block_id, again.fence) == (claim.block_id, claim.fence + 1)
     assert [run.position for run in again.pending] == [1, 2, 3]
-    assert again.runs[0].attempts == ("measured",)
+    assert again.runs[0].tried == (Tried("measured"),)
 
 
 def test_a_finished_sweep_has_nothing_to_claim(store: Store) -> None:
@@ -345,7 +272,7 @@ def test_a_failed_attempt_may_leave_a_record_without_completing_its_run(store: S
 
 
 def test_attempts_are_used_up(store: Store) -> None:
-    sweep_id = submitted(store, attempts=2)
+    sweep_id = submitted(store, limits=Limits(attempts=2))
     claim = claimed(store, sweep_id)
     for _ in range(2):
         attempt = running(store, claim)
@@ -359,17 +286,17 @@ def test_attempts_are_used_up(store: Store) -> None:
 
 
 def test_a_run_that_was_lost_too_often_is_exhausted_not_claimed_for_ever(store: Store, clock: Clock) -> None:
-    sweep_id = submitted(store, attempts=2)
+    sweep_id = submitted(store, limits=Limits(attempts=2))
     for _ in range(2):
         running(store, claimed(store, sweep_id))
         clock.pass_s(LEASE_S + 1)
     claim = claimed(store, sweep_id)
-    assert (claim.runs[0].state, claim.runs[0].attempts) == ("exhausted", ("lost", "lost"))
+    assert (claim.runs[0].state, claim.runs[0].tried) == ("exhausted", (Tried("lost", "lost"),) * 2)
     assert [run.position for run in claim.pending] == [1, 2, 3]
 
 
 def test_a_block_whose_runs_are_all_used_up_is_not_handed_out(store: Store, clock: Clock) -> None:
-    sweep_id = submitted(store, attempts=1)
+    sweep_id = submitted(store, limits=Limits(attempts=1))
     claim = claimed(store, sweep_id)
     for place in range(4):
         running(store, claim, place)

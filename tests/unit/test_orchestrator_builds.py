@@ -22,11 +22,12 @@ from jobs.store import Store
 from jobs.verdict import Verdict
 from orchestrator.cards import CardName
 from orchestrator.choose import simulated_cards
-from orchestrator.dispatch import Dispatcher, Happening
+from orchestrator.dispatch import Dispatcher
 from orchestrator.place import InProcessPlacer
 from orchestrator.resolve import DryResolver, LocalResolver
 from orchestrator.resume import changes
 from orchestrator.scripted import ScriptedProbe
+from orchestrator.seat import Happening
 from orchestrator.settings import Settings, settings
 from orchestrator.worker import GpuWorker, WorkerSettings
 
@@ -238,7 +239,7 @@ def test_runs_of_an_arm_that_was_not_built_end_without_an_attempt_and_the_others
     heard: list[Happening] = []
     hellos = placer.open()
     try:
-        dispatcher = Dispatcher(store, placer, sweep_id, manifest, "driver", tell=heard.append)
+        dispatcher = Dispatcher(store, placer, "driver", sweep_id, tell=heard.append)
         dispatcher.seat(hellos)
         done = dispatcher.work()
     finally:

@@ -16,7 +16,6 @@ import pytest
 
 from jobs.adapters.base import RunOrder
 from jobs.adapters.native import NativeAdapter
-from jobs.errors import Conflict
 from jobs.judge import judge
 from jobs.model import ArmPlan, CellPlan, Limits, Manifest, RunSettings
 from jobs.provenance import tree_digest
@@ -24,12 +23,14 @@ from jobs.store import Pending, Store
 from jobs.verdict import Verdict
 from orchestrator.cards import CardName
 from orchestrator.choose import simulated_cards
-from orchestrator.dispatch import BEAT_S, Dispatcher, Happening, ingest
+from orchestrator.dispatch import BEAT_S, Dispatcher
 from orchestrator.embedded import half_done
 from orchestrator.lost import HostLost, Stopped, WorkerLost
 from orchestrator.outcome import RunOutcome, Spool
 from orchestrator.place import InProcessPlacer, Ticket
 from orchestrator.scripted import ScriptedProbe
+from orchestrator.seat import Happening
+from orchestrator.settle import ingest
 from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
 
 FAKE = Path(__file__).parents[1] / "fakes" / "engine_main.py"
@@ -106,16 +107,14 @@ class Field:
         dispatcher = Dispatcher(
             self.store,
             placer,
-            sweep_id,
-            manifest,
             "driver",
-            homes=homes,
+            sweep_id,
             stopped=stopped,
             tell=self.heard.append,
             beat_s=beat_s,
         )
         try:
-            dispatcher.seat(hellos)
+            dispatcher.seat(hellos, homes.values())
             return dispatcher.work()
         except HostLost:
             dispatcher.abandon()
@@ -257,9 +256,13 @@ def test_a_driver_that_lost_its_block_exhausts_no_run_of_it(field: Field) -> Non
             super().acknowledge(worker, sweep_id, attempt_id)
             robbed.extend(field.store.break_leases(sweep_id, "another driver") or ["-"])
 
-    with pytest.raises(Conflict, match="not held under fence"):
-        field.work(sweep_id, manifest, placer=Robbed(field.cards, field.make))
+    assert field.work(sweep_id, manifest, placer=Robbed(field.cards, field.make)).pending == 0
     assert robbed
+    assert [h.kind for h in field.heard].count("gone") == 1
+    events = field.store.events(sweep_id)
+    assert ["not held under fence" in e.message for e in events if e.kind == "forfeited"] == [True]
+    ended = [e.message for e in events if e.kind == "run"]
+    assert ended == ["no attempt left"] * 2, "by whoever broke the lease, under a fence of its own"
 
 
 class LossyPlacer(InProcessPlacer):

@@ -13,8 +13,8 @@ import pytest
 from jobs.store.rows import Pending
 from orchestrator.cli import call
 from orchestrator.commands.shown import shown, shown_lines
-from orchestrator.dispatch import Happening
 from orchestrator.progress import SweepProgress
+from orchestrator.seat import Happening
 
 pytest_plugins = ("tests.unit.orchestrator_judged",)
 

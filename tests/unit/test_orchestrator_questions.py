@@ -20,11 +20,12 @@ from jobs.verdict import Verdict
 from orchestrator.cards import CardName
 from orchestrator.choose import simulated_cards
 from orchestrator.conclude import judge_sweep
-from orchestrator.dispatch import Dispatcher, Happening
+from orchestrator.dispatch import Dispatcher
 from orchestrator.embedded import open_questions
 from orchestrator.lost import HostLost, Stopped, WorkerLost
 from orchestrator.place import InProcessPlacer, Ticket
 from orchestrator.scripted import ScriptedProbe
+from orchestrator.seat import Happening
 from orchestrator.worker import GpuWorker, WorkerSettings
 from tests.unit.engine_rig import TINY_PROMPT
 from tests.unit.engine_tied import (
@@ -88,12 +89,12 @@ class Sweep:
         hellos = placer.open()
         try:
             dispatcher = Dispatcher(
-                self.store, placer, self.sweep_id, self.manifest, "driver", stopped=stopped, tell=self.heard.append
+                self.store, placer, "driver", self.sweep_id, stopped=stopped, tell=self.heard.append
             )
             dispatcher.seat(hellos)
             dispatcher.work()
             while asked := open_questions(self.store, self.sweep_id):
-                dispatcher.ask(asked)
+                dispatcher.ask(self.sweep_id, asked)
         finally:
             placer.close()
         return judge_sweep(self.store, self.sweep_id)

@@ -1,0 +1,79 @@
+"""What the dispatcher knows of each worker: its card, the block it holds, what it was asked and until when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from jobs.lifecycle import Tried
+from jobs.near_tie import FollowUp
+from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket
+from orchestrator.place import Ticket
+from orchestrator.worker import WorkerCard
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something to show: a run began, ended, waits, or a worker was lost. `counts` stands with each end."""
+
+    kind: str  # begin, end, wait, lost, asks, gone
+    cell: str = ""
+    arm: str = ""
+    text: str = ""
+    counts: Pending | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question of the judge about a sweep, and how many workers were lost over it."""
+
+    sweep_id: str
+    asked: FollowUp
+    lost: int = 0
+
+
+@dataclass(slots=True)
+class Seat:
+    """One worker with what it is at. `tried` holds how attempts at the run in hand have ended."""
+
+    hello: WorkerCard
+    claim: BlockClaim | None = None
+    runs: list[RunTicket] = field(default_factory=list)
+    tried: list[Tried] = field(default_factory=list)
+    ticket: Ticket | None = None
+    due_s: float = 0.0  # when the ticket counts as lost
+    attempt: AttemptRef | None = None
+    question: Question | None = None
+    dirty_since_s: float | None = None
+    look_at_s: float = 0.0
+    claim_at_s: float = 0.0
+    shown_reason: str = ""
+
+    @property
+    def worker(self) -> str:
+        """The worker's name for the placer."""
+        return self.hello.worker
+
+    @property
+    def card(self) -> str:
+        """The worker's card by UUID."""
+        return self.hello.card.uuid
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it has nothing in hand."""
+        return self.ticket is None and self.claim is None
+
+    def hold(self, claim: BlockClaim, runs: list[RunTicket]) -> None:
+        """Take a block in hand, with those of its runs that are to be made."""
+        self.claim, self.runs = claim, runs
+        self.tried = list(runs[0].tried) if runs else []
+
+    def next_run(self) -> None:
+        """The run in hand is settled."""
+        self.runs.pop(0)
+        self.tried = list(self.runs[0].tried) if self.runs else []
+
+    def drop(self) -> None:
+        """The block is no longer ours; a ticket under way stays with its attempt, and what it brings will not count."""
+        self.claim, self.runs, self.tried = None, [], []
+        self.dirty_since_s, self.shown_reason = None, ""

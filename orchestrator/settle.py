@@ -1,0 +1,72 @@
+"""From outcomes to the store: those that workers bring, and those that an earlier driver left in the spool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.errors import Conflict, IllegalMove, UnknownAttempt, Unstorable
+from jobs.model import AttemptState
+from jobs.store import Store
+from orchestrator.outcome import RunOutcome, Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """How an attempt stands in the store."""
+
+    state: AttemptState
+    reason: str
+    retry: bool = False
+    fault: str = ""
+    """The class of error that ended it, for which the sweep's limits may have a bound."""
+    unstorable: str = ""
+    """Why the record could not be kept, if it could not."""
+
+
+def settle(store: Store, outcome: RunOutcome) -> Settled:
+    """Write one outcome to the store; a resend is a no-op. Raises Conflict when the attempt is no longer ours.
+
+    A record that no store could hold ends its attempt as failed: it will not become better by being sent again.
+    """
+    try:
+        if outcome.record is not None:
+            written = (outcome.attempt_id, outcome.fence, outcome.record, outcome.end, outcome.reason)
+            store.write_record(*written, fault=outcome.fault)
+        else:
+            if outcome.end == "measured":
+                raise Unstorable(f"the outcome of {outcome.attempt_id} is measured and holds no record")
+            moved = (outcome.attempt_id, outcome.fence, "running", outcome.end, outcome.reason)
+            store.move(*moved, fault=outcome.fault)
+    except Unstorable as exc:
+        reason = f"protocol: {exc}"
+        store.move(outcome.attempt_id, outcome.fence, "running", "failed", reason, fault="protocol")
+        return Settled("failed", reason, fault="protocol", unstorable=str(exc))
+    return Settled(outcome.end, outcome.reason, outcome.retry, outcome.fault)
+
+
+def ingest(store: Store, spool: Spool, sweep_id: str) -> int:
+    """Store outcomes that an earlier driver left in the spool; how many counted. Each file is met once.
+
+    One that came too late (its attempt was given up) is noted and forgotten: a later attempt has its place. One that
+    cannot be kept or read is noted, and its file set aside.
+    """
+    kept = 0
+    for attempt_id in spool.unreadable(sweep_id):
+        aside = spool.set_aside(sweep_id, attempt_id)
+        store.log_event(sweep_id, "unreadable", f"its spooled outcome is kept in {aside}", subject=attempt_id)
+    for outcome in spool.left_over(sweep_id):
+        try:
+            settled = settle(store, outcome)
+        except (Conflict, IllegalMove, UnknownAttempt) as late:
+            store.log_event(sweep_id, "too_late", str(late), subject=outcome.attempt_id)
+            spool.acknowledge(sweep_id, outcome.attempt_id)
+            continue
+        if settled.unstorable:
+            aside = spool.set_aside(sweep_id, outcome.attempt_id)
+            store.log_event(
+                sweep_id, "unstorable", f"{settled.unstorable}; kept in {aside}", subject=outcome.attempt_id
+            )
+        else:
+            kept += 1
+            spool.acknowledge(sweep_id, outcome.attempt_id)
+    return kept
