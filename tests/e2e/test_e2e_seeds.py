@@ -70,3 +70,17 @@ def test_the_distance_to_the_floor_by_cause_and_the_heaviest_keys_by_name(tmp_pa
     )
     beside = row(comment.partition("**Arms side by side**")[2], "**head**", "not compared")
     assert beside[-3:] == ["1", "0", "0"], "one segment, and no seam"
+
+
+@pytest.mark.slow
+def test_a_ring_beside_newcomers_is_one_table_with_the_same_tokens_one_segment_and_fewer_bytes(tmp_path: Path) -> None:
+    """The sweep of SmolLM2 with the toy in its place, whose weights are small beside a granule of 2 MiB."""
+    small = ("build: smollm2-135m", "build: tiny, seed: 7"), ("matrix:", "matrix:\n  granule: [4096]")
+    verdict, comment = swept(tmp_path, "smollm2-staging", *small, ("[504, 3575, 282, 4649, 314]", "[1, 2, 3, 4]"))
+    assert verdict["outcome"] == "IMPROVED" and "ame tokens" in comment
+    table = comment.partition("**Arms side by side**")[2].strip().partition("\n\n")[0]
+    base, null, head = (row(table, f"**{arm}** |") for arm in ("base", "null", "head"))
+    assert base[2:] == null[2:] and int(base[-3]) > 1
+    assert "identical" in null[1] and head[1] == null[1] and head[-3:] == ["1", "0", "0"]
+    streamed = [cells[2].partition(" kB") for cells in (base, head)]
+    assert float(streamed[0][0]) > float(streamed[1][0]) > 0 and streamed[0][1] == streamed[1][1] == " kB"

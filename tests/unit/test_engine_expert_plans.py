@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine.banks import why_whole
 from engine.bind import lower
 from engine.capture import cut
+from engine.capture_rules import parse_rules
 from engine.counters import Tally
 from engine.device.plan_only import PlanDevice
 from engine.errors import DeviceFailure, Refused
@@ -330,6 +331,18 @@ def test_planning_256_experts_in_40_layers_takes_under_two_seconds(large: Graph)
     while not taken or (taken[-1] >= MOST_SECONDS and len(taken) < 3):
         taken.append(seconds(large, PER_EXPERT))
     assert min(taken) < MOST_SECONDS
+
+
+def test_seams_by_cause_at_full_size_before_any_rule_and_after_each(large: Graph) -> None:
+    """onnx-genai 2.5's ladder in this engine's form of the graph: Split 30 and LinearAttention 30 of 40 layers."""
+    plan, found = lower(large, 1), []
+    for rules in ("none", "split_sizes", "split_sizes+growing_symbols", "all"):
+        made = cut(plan, lambda _: True, parse_rules(rules))
+        nodes = Counter(s.step.op.rpartition("::")[2] for s in made.seams)
+        delta = sum("linear_attn/split_qkv/Split" in s.step.node for s in made.seams)
+        found.append((made.captured, delta, nodes["Split"], nodes["LpNormalization"], nodes["LinearAttention"]))
+        assert sum(nodes.values()) == sum(found[-1][2:])
+    assert found == [(71, 30, 50, 60, 30), (61, 0, 0, 60, 30), (31, 0, 0, 0, 30), (1, 0, 0, 0, 0)]
 
 
 def test_bytes_that_no_expert_has_are_refused() -> None:

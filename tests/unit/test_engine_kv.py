@@ -51,7 +51,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_bytes_per_token() -> None:
-    assert (BIG.bytes_per_token, SMALL.bytes_per_token) == (196_608, 12_288)
+    """Those of qwen2.5 14b, 0.5b, 1.5b and 7b, and of qwen3-0.6b."""
+    more = [KvGeometry(layers, heads, 128, "float16", heads * 256) for layers, heads in ((28, 2), (28, 4), (28, 8))]
+    assert [g.bytes_per_token for g in (BIG, SMALL, *more)] == [196_608, 12_288, 28_672, 57_344, 114_688]
 
 
 def test_floors_of_one_position() -> None:
