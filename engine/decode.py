@@ -338,7 +338,7 @@ class Decoder:
         if decodes:
             steady = self._tally.read().get("decode_steps", 0) >= _UNSTEADY_STEPS
             self._tally.add("decode_steps")
-            self._device.tally.set("step_kernels", int(after["kernel_runs"] - before.get("kernel_runs", 0)))
+            self._device.tally.set("step_kernels", int(after.get("kernel_runs", 0) - before.get("kernel_runs", 0)))
             alloc_calls = int(after["alloc_calls"] - before["alloc_calls"])
             self._tally.add("alloc_calls_steady", alloc_calls if steady else 0)
             vmm_calls = int(after.get("vmm_calls", 0) - before.get("vmm_calls", 0))
@@ -396,6 +396,7 @@ class Decoder:
                 continue
             for step in segment.steps:  # steady keys keep their addresses, so the baked ones hold
                 self._pager.touch(plan, step)
+            self._pager.join()  # what a seam before it has under way, as when it was recorded
             self._device.replay(graph)
             self._pager.release()
 

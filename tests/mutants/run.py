@@ -57,7 +57,7 @@ CHECKS: dict[str, tuple[str, ...]] = {
     "engine/": (
         *_files("order", "capture", "capture_rules", "prefix"),
         f"{_UNIT}batch.py::test_numbers_of_a_stopped_sequence_end_nothing",
-        *_files("staging", "faults", "routing"),
+        *_files("staging", "faults", "routing", "hazards_decode"),
     ),
 }
 """Start of a path -> the test files that a mutant there meets, in order; the first start that fits counts."""

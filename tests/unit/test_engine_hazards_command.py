@@ -96,6 +96,11 @@ def test_without_arithmetic_the_order_alone_is_checked(tiny: Path, capsys: pytes
     assert "tokens=not computed" in capsys.readouterr().out
 
 
+def test_a_prompt_of_one_without_arithmetic_is_a_decode_step_that_has_not_run_when_it_is_counted(tiny: Path) -> None:
+    words = ["--prompt-ids", "5", "--tokens", "3", "--plan-only", "--schedules", "early,late"]
+    assert main(["hazards", "--model", str(tiny), *words]) == 0
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
