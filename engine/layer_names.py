@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 _ROLE = re.compile(r"(?:past|present|new|cache|kv)*(?:(k|keys?)|(v|val|values?))?(?:cache|state)*")
+_LAYER = re.compile(r"(?:layers?|blocks?|\bh)[._/](\d+)", re.IGNORECASE)
 _SPEAKING = re.compile(r"past|present|cache|key|val|state|conv|layer|kv|\b[kv]\b", re.IGNORECASE)
 
 
@@ -32,6 +33,12 @@ def contradictions(kinds: Sequence[Sequence[str]]) -> list[str]:
 
 def _grow(numbers: Sequence[int]) -> bool:
     return all(a < b for a, b in pairwise(numbers))
+
+
+def layer_of(*names: str) -> int | None:
+    """The layer that the first of these names to speak of one is of; for a reader, since nothing is decided by it."""
+    found = next(filter(None, map(_LAYER.search, names)), None)
+    return int(found[1]) if found else None
 
 
 def are_crossed(key: str, value: str) -> bool:

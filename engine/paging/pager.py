@@ -72,6 +72,7 @@ class Pager:
         self._content = 0  # bytes of resident keys
         self._passing: list[KeyView] = []  # bypasses of the step in flight
         self._in_slot: dict[int, int] = {}  # key -> address, of the step in flight
+        self._left: dict[int, int] = {}  # the same, of the step that used the slot last
         self._pinned: set[int] = set()
         self._offsets = offsets(plan.keys, self._granule)
         self.traffic = [KeyTraffic() for _ in plan.keys]
@@ -105,6 +106,11 @@ class Pager:
     def resident(self, key: int) -> bool:
         """Whether the key is in now."""
         return key in self._resident
+
+    def standing(self) -> Iterator[tuple[int, int]]:
+        """Resident keys, and what the last step to use the slot left there."""
+        yield from ((key, self.place(key)) for key in self._resident)
+        yield from (self._in_slot or self._left).items()
 
     def place(self, key: int) -> int:
         """Where the key stands while it is resident."""
@@ -198,6 +204,8 @@ class Pager:
         for view in self._passing:
             self._drop(view)
         self._passing.clear()
+        if self._slot_used:
+            self._left, self._in_slot = self._in_slot, {}
         self._in_slot.clear()
         self._slot_used = 0
         self._pinned.clear()
@@ -349,6 +357,7 @@ class Pager:
         if self._slot is not None:
             self._pool.unmap_range(self._slot, self._policy.slot_granules, "weights")
             self._slot = None
+            self._left = {}
 
     def _make(self, name: str, capacity: int) -> Policy:
         return make(name, Setting(self._views, self._steps, capacity, self._granule, self._banks, self._heat))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
@@ -63,6 +63,10 @@ class Residency(Protocol):
 
     def resident(self, key: int) -> bool:
         """Whether the key is in now."""
+        ...
+
+    def standing(self) -> Iterator[tuple[int, int]]:
+        """Between two passes: keys whose bytes are where a step reads them, and there, the rest of a slot included."""
         ...
 
     def preload(self) -> None:

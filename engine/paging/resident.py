@@ -6,7 +6,7 @@ A budget that changes is a new choice: the old set goes, whole, and the new one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from engine.counters import Tally
@@ -138,6 +138,10 @@ class FixedPager(ABC):
     def resident(self, key: int) -> bool:
         """Whether the key is in now, and stays."""
         return self._set.loaded and key in self._set.places
+
+    def standing(self) -> Iterator[tuple[int, int]]:
+        """The resident set, once it is loaded."""
+        yield from self._set.places.items() if self._set.loaded else ()
 
     def place(self, key: int) -> int:
         """Where a key of the resident set stands."""

@@ -6,7 +6,7 @@ issued between its steps and recorded into its graph like them: a captured pass 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
 
@@ -34,6 +34,12 @@ class StagedPager(FixedPager):
     def least_bytes(self) -> int:
         """What the widest step needs, in whole granules."""
         return minimum_budget(self._plan, self._device.granule_bytes)
+
+    def standing(self) -> Iterator[tuple[int, int]]:
+        """The resident set, and what the last pass left in the ring."""
+        yield from super().standing()
+        for copy in self.stream.left if self._passes() > self._since else ():
+            yield copy.key, self._slot(copy.slot) + copy.slot_offset
 
     def issue(self, plan: Plan, step: Step) -> None:
         """Just before a step: fork the copies whose slots its predecessors read last, then join those that it needs."""

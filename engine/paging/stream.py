@@ -62,6 +62,16 @@ class StreamPlan:
         return sum(copy.nbytes for copy in self.copies)
 
     @property
+    def left(self) -> tuple[Copy, ...]:
+        """What stands in the slots when the pass is over: the copies of each one's last turn."""
+        held: dict[int, list[Copy]] = {}
+        for copy in self.copies:
+            if copy.slot_offset == 0:
+                held[copy.slot] = []
+            held[copy.slot].append(copy)
+        return tuple(copy for turn in held.values() for copy in turn)
+
+    @property
     def waits(self) -> int:
         """Copies that wait for the last reader of what their slot held before."""
         return sum(copy.issue_after >= 0 for copy in self.copies)

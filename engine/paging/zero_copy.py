@@ -7,7 +7,7 @@ least budget either: a step wider than the budget reads its keys in place like a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from engine.paging.resident import FixedPager
 from engine.paging.stream import fullest
@@ -18,6 +18,11 @@ class ZeroCopyPager(FixedPager):
     """Residency of a plan's keys under a budget in bytes (None: no bound)."""
 
     least_bytes = 0
+
+    def standing(self) -> Iterator[tuple[int, int]]:
+        """The resident set, and everything else where its host memory is mapped."""
+        yield from super().standing()
+        yield from self._in_place.items()
 
     def issue(self, plan: Plan, step: Step) -> None:
         """Nothing moves."""

@@ -167,6 +167,28 @@ class Driver:
         self.faults.append(f"{nbytes} bytes at {address:#x} are gone")
         return memoryview(bytearray(nbytes))
 
+    def _pieces(self, address: int, nbytes: int) -> list[memoryview]:
+        """The same over granules side by side, each of its own."""
+        start = next((s for s in self.reserved if s <= address < s + self.reserved[s]), address)
+        size = next((len(self.granules[self.mapped[a]]) for a in self.reachable if a >= start), nbytes or 1)
+        end, made = address + nbytes, []
+        while address < end and start in self.reserved:
+            until = min(end, start + ((address - start) // size + 1) * size)
+            made.append(self.bytes_at(address, until - address))
+            address = until
+        return made or [self.bytes_at(address, nbytes)]
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Memory as it is now, over any granules."""
+        return b"".join(self._pieces(address, nbytes))
+
+    def write(self, address: int, data: bytes) -> None:
+        """Fill memory, over any granules."""
+        at = 0
+        for piece in self._pieces(address, len(data)):
+            piece[:] = data[at : at + len(piece)]
+            at += len(piece)
+
     def cuMemHostAlloc(self, nbytes: int, _: int) -> tuple[Any, ...]:
         memory = (ctypes.c_uint8 * nbytes)()
         self.hosts[ctypes.addressof(memory)] = memory
@@ -254,25 +276,25 @@ class Driver:
 
     def cuMemcpyHtoDAsync(self, address: int, host: int, nbytes: int, stream: int) -> tuple[Any, ...]:
         def copy() -> None:
-            self.bytes_at(address, nbytes)[:] = ctypes.string_at(host, nbytes)
+            self.write(address, ctypes.string_at(host, nbytes))
 
         return self._ask(stream, "memcpy", copy)
 
     def cuMemcpyDtoHAsync(self, host: int, address: int, nbytes: int, stream: int) -> tuple[Any, ...]:
         def copy() -> None:
-            ctypes.memmove(host, bytes(self.bytes_at(address, nbytes)), nbytes)
+            ctypes.memmove(host, self.read(address, nbytes), nbytes)
 
         return self._ask(stream, "memcpy", copy)
 
     def cuMemcpyDtoDAsync(self, target: int, source: int, nbytes: int, stream: int) -> tuple[Any, ...]:
         def copy() -> None:
-            self.bytes_at(target, nbytes)[:] = bytes(self.bytes_at(source, nbytes))
+            self.write(target, self.read(source, nbytes))
 
         return self._ask(stream, "memcpy", copy)
 
     def cuMemsetD8Async(self, address: int, byte: int, nbytes: int, stream: int) -> tuple[Any, ...]:
         def fill() -> None:
-            self.bytes_at(address, nbytes)[:] = bytes([byte]) * nbytes
+            self.write(address, bytes([byte]) * nbytes)
 
         return self._ask(stream, "memset", fill)
 
