@@ -13,12 +13,12 @@ from typing import Any
 
 from engine.audit.difference import Difference
 from engine.audit.sequences import Sequences, Side
+from engine.audit.watched import WatchedDevice, unheard
 from engine.audit.weights import Weights
 from engine.batch import Emitted
 from engine.config import EngineConfig, RunRequest
 from engine.counters import Tally
 from engine.device.base import Device
-from engine.device.watched import WatchedDevice, unheard
 from engine.errors import DeviceFailure, EngineError, NonFiniteLogits, OutOfMemory
 from engine.graph import Graph
 from engine.plan import Plan

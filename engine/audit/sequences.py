@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.audit.difference import Bytes, Difference, extent, granule_of, plainly, shown
-from engine.device.watched import WatchedDevice
+from engine.audit.watched import WatchedDevice
 from engine.errors import DeviceFailure
 from engine.layer_names import layer_of
 from engine.run import Setup

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from engine.audit.difference import Bytes, Difference, extent, granule_of, plainly, shown
+from engine.audit.watched import WatchedDevice
 from engine.device.base import Launch
-from engine.device.watched import WatchedDevice
 from engine.errors import DeviceFailure
 from engine.layer_names import layer_of
 from engine.plan import Key, Plan, Step

@@ -83,8 +83,9 @@ def test_a_batch_is_compared_sequence_by_sequence(tiny: Path) -> None:
     assert ran["kv_bytes"] * lengths[0] == alone["kv_bytes"] * sum(lengths)
 
 
-def test_weights_give_way_to_a_growing_cache(tiny: Path) -> None:
-    ran = clean(tiny, every=2, policy="lru", vram_limit=290_000, kv_layout="head-major")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_weights_give_way_to_a_growing_cache(tiny: Path, policy: str) -> None:
+    ran = clean(tiny, every=2, policy=policy, vram_limit=290_000, kv_layout="head-major")
     assert ran["evictions"] > 0 and ran["kv_growths"] == 6
 
 

@@ -65,7 +65,7 @@ def in_step(audit: Audit, generation: int, step: int, plant: Callable[[], None])
 
 
 @pytest.mark.parametrize("every", [1, 4])
-def test_field_54_a_retained_slot_is_found_in_the_second_generation(tiny: Path, every: int) -> None:
+def test_a_retained_slot_is_found_in_the_second_generation(tiny: Path, every: int) -> None:
     """The seed's corruption: a table's entry outlives a growth of the cache, and the slot has been used since."""
     audit = audited(tiny, every=every, policy="stable_slot", capture=False, **MOVING, **HALF)
     retain_a_slot(parts(audit))
