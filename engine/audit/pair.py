@@ -41,6 +41,12 @@ class At:
         """As JSON has it; the position is that of the last token that went in, of the longest sequence."""
         return {"generation": self.generation, "step": self.step, "position": max(self.lengths) - 1}
 
+    def located(self, one: Difference) -> Difference:
+        """At the position of this pass's token, of the difference's own sequence, where it does not know better."""
+        if one.position is not None:
+            return one
+        return replace(one, position=(max(self.lengths) if one.sequence is None else self.lengths[one.sequence]) - 1)
+
 
 @dataclass(slots=True)
 class Report:
@@ -104,7 +110,7 @@ class Audit:
             before = (0,) * len(prompts)
             for step in range(self._request.tokens):
                 at = At(generation, step, before, prompts if step == 0 else tuple(n + 1 for n in before))
-                report.found = self._pass(at, report)
+                report.found = [at.located(one) for one in self._pass(at, report)]
                 report.steps += 1
                 before = at.lengths
                 if report.found:
@@ -128,8 +134,10 @@ class Audit:
         expected: list[Emitted] = []
         if self._shadow is not None:
             expected, failed = self._advance(self._shadow, at)
-            if failed is not None:
-                raise failure or failed  # a card that failed one fails both; a model without numbers has none twice
+            if failed is not None:  # a card that failed one fails both; a model without numbers has none twice
+                if failure is None or not weights.found:
+                    raise failure or failed
+                return [*weights.found, Difference("failure", str(failure))]
         symptoms = [] if failure is not None else self._symptoms(at, emitted, expected)
         if not due and not symptoms and failure is None:
             return []
@@ -140,7 +148,7 @@ class Audit:
             found.append(Difference("failure", str(failure)))
         if not found:
             report.checks.append({**at.line(), **self._residents(), "crc32": f"{weights.crc32:08x}"})
-        return [replace(one, position=max(at.lengths) - 1) if one.position is None else one for one in found]
+        return found
 
     def _advance(self, side: Side, at: At) -> tuple[list[Emitted], EngineError | None]:
         """One pass of one side: what it chose, or how it failed."""

@@ -19,6 +19,7 @@ from engine.device.cuda import CudaDevice
 from engine.device.sim import SimDevice
 from engine.errors import NonFiniteLogits, OutOfMemory
 from engine.kv_layout import LAYOUTS
+from engine.layer_names import layer_of
 from tests.unit.engine_audited import GROWING, TOKENS, G, audited
 from tests.unit.engine_driver import Card, Driver
 from tests.unit.engine_rig import COPYING, build_tiny
@@ -133,6 +134,21 @@ def test_keys_are_read_back_through_a_card_s_driver(tiny: Path, policy: str, mon
     assert audit.ran["page_ins"] > 0 and audit.counts["granules"] > audit.counts["keys"]
     audit.close()
     assert driver.mapped == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "layer"),
+    [
+        (("/model/layers.11/mlp/MatMul",), 11),
+        (("/lm_head", "model.layers.3.x"), 3),
+        (("blocks_7/attn",), 7),
+        (("transformer.h.5.ln",), 5),
+        (("blk/MatMul", "h1.2"), None),
+        ((), None),
+    ],
+)
+def test_names_say_the_layer_where_they_speak_of_one(names: tuple[str, ...], layer: int | None) -> None:
+    assert layer_of(*names) == layer
 
 
 # -- the command

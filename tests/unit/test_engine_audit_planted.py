@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from engine.audit.difference import Difference
 from engine.audit.pair import Audit, Report
 from engine.commands import audit as command
 from engine.config import POLICIES
+from engine.errors import DeviceFailure
 from engine.onnx_load import load
 from engine.paging.pager import Pager
 from tests.unit.engine_audited import GROWING, G, audited, from_generation, parts
@@ -253,6 +255,55 @@ def test_another_id_alone_is_found(tiny: Path) -> None:
     generation, at, cause = first(audit)
     assert (generation, at, cause.what) == (1, 1, "ids") and int(cause.expected) ^ 1 == int(cause.found)
     assert audit.counts["kv_bytes"] > 0, "a token that differs has memory read back at once"
+
+
+def test_a_sequence_of_a_batch_is_named_with_its_own_position(tiny: Path) -> None:
+    audit = audited(tiny, every=64, further=[[5], [7, 8]])
+    step = audit.setup.decoder.step
+
+    def stepped(**how: Any) -> Any:
+        first, second, third = step(**how)
+        return [first, replace(second, token=second.token ^ 1), third]
+
+    audit.setup.decoder.step = stepped  # type: ignore[method-assign]
+    _, at, cause = first(audit)
+    assert (at, cause.what, cause.sequence, cause.position) == (1, "ids", 1, 1)
+
+
+def test_a_key_that_was_wrong_before_the_card_failed_is_told_all_the_same(tiny: Path) -> None:
+    """A card that failed takes the shadow down too; what was read back before that is known."""
+    audit = audited(tiny, policy="lru", capture=False, **HALF)
+    assert audit._shadow is not None
+    copy, wrong = audit.device.copy_in, audit.setup.plan.keys[4]
+
+    def copied(address: int, source: NDArray[Any]) -> None:
+        copy(address, source[::-1].copy() if source is wrong.weight.data else source)
+
+    def failing(*_: Any) -> Any:
+        raise DeviceFailure("cuLaunchKernel failed: ILLEGAL_ADDRESS")
+
+    ours: Any = audit.setup.decoder
+    shadows: Any = audit._shadow.setup.decoder
+    prefill = ours.prefill
+
+    def broken(*how: Any) -> Any:
+        prefill(*how)
+        failing()
+
+    device: Any = audit.device
+    device.copy_in = copied
+    ours.prefill, shadows.prefill = broken, failing
+    report = audit.run()
+    assert [(one.what, one.name) for one in report.found] == [
+        ("weights", wrong.name),
+        ("failure", "cuLaunchKernel failed: ILLEGAL_ADDRESS"),
+    ]
+    alone = audited(tiny)
+    assert alone._shadow is not None
+    ours, shadows = alone.setup.decoder, alone._shadow.setup.decoder
+    ours.prefill = shadows.prefill = failing
+    with pytest.raises(DeviceFailure, match="ILLEGAL_ADDRESS"):
+        alone.run()
 
 
 def test_a_difference_is_exit_1_with_its_document_and_its_text(
