@@ -73,7 +73,7 @@ def test_no_policy_differs_from_the_shadow(smol: Path, policy: str, budget: str,
     ran = clean(smol, every=6, policy=policy, capture=capture, kv_layout=layout, **bound)
     assert ran["ids"] == 3 * TOKENS and ran["kv_growths"] == 6
     assert min(ran["keys"], ran["granules"], ran["kv_bytes"], ran["logits"]) > 0
-    assert (ran["page_ins"] > 0) is (budget != "full")
+    assert (ran["page_ins"] > 0) is (budget != "full" and policy != "zero_copy")
     assert capture or ran["captures"] == 0
 
 
