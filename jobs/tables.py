@@ -241,7 +241,7 @@ event = Table(
     _words("message"),
     _words("worker"),
     _time("at"),
-    Index("ix_event_sweep_id", "sweep_id"),
+    Index("ix_event_sweep_id_seq", "sweep_id", "seq"),
     Index("ix_event_subject", "subject"),
 )
 

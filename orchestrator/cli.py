@@ -25,7 +25,7 @@ USAGE = 2
 INTERRUPTED = 130
 INTERRUPTS: list[int] = []
 """Signals of Ctrl-C that this process has met outside of a sweep, which listens for itself."""
-VERDICT_COMMANDS = ("run", "judge", "gate")
+VERDICT_COMMANDS = ("run", "resume", "judge", "gate", "submit")
 """Commands whose exit code is a verdict's, and stays so when nobody reads their output."""
 OS_REMEDIES = {
     errno.EACCES: "make it accessible, or name another place",
@@ -45,8 +45,9 @@ ENGINE_COMMANDS = ("engine", "models")
 UsageError = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 PARTS = {
-    "run": ("run",),
-    "sweeps": ("status", "gate"),
+    "run": ("run", "resume"),
+    "cluster": ("submit", "scheduler", "cancel", "rerun", "ingest"),
+    "sweeps": ("status", "watch", "gate"),
     "judging": ("judge",),
     "reports": ("report", "explain"),
     "cards": ("cards",),

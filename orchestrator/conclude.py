@@ -29,10 +29,11 @@ class Concluded:
     document: Path
 
 
-def judge_sweep(store: Store, sweep_id: str) -> Verdict:
+def judge_sweep(store: Store, sweep_id: str, *, final: bool = False) -> Verdict:
     """Judge what the store holds and keep the answer, stamped with the code that judged. Nothing is run for it.
 
-    A sweep about which the oracle could still be asked stays open, as one with runs pending does.
+    A sweep about which the oracle could still be asked stays open, as one with runs pending does, unless the answer is
+    `final`.
     """
     given = store.judge_input(sweep_id)
     answer = judge(given)
@@ -41,7 +42,7 @@ def judge_sweep(store: Store, sweep_id: str) -> Verdict:
     is_left = not isinstance(answer, Verdict) or any(
         run.state == "pending" for cell in given.cells for run in cell.runs
     )
-    store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=not is_left)
+    store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=final or not is_left)
     return verdict
 
 

@@ -10,18 +10,20 @@ another block. A worker that does not answer by its deadline counts as lost.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from jobs.adapters.base import RunOrder
 from jobs.adapters.native_forced import ForceOrder
-from jobs.errors import Conflict, IllegalMove, StoreError
+from jobs.errors import Conflict, IllegalMove
 from jobs.lifecycle import Tried, attempts_left
 from jobs.model import ArmPlan, Manifest
 from jobs.near_tie import FollowUp
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
+from orchestrator.cards import ProbeError
 from orchestrator.clear import ClearVerdict
+from orchestrator.drain import DRAIN_S, counted, is_drained
+from orchestrator.leases import BEAT_S, LEASE_S, beating
 from orchestrator.lost import HostLost, Stopped, WorkerLost
 from orchestrator.outcome import RunOutcome
 from orchestrator.place import Placer
@@ -29,10 +31,10 @@ from orchestrator.seat import Happening, Question, Seat
 from orchestrator.settle import settle
 from orchestrator.worker import WorkerCard, WorkOrder
 
-LEASE_S = 60.0
-BEAT_S = LEASE_S / 4
 TICK_S = 0.2
 LOOK_AGAIN_S = 2.0
+SEEN_S = 10.0
+"""How long a look at a card without work counts, before the next block is asked for."""
 ASK_AGAIN_S = 1.0
 """How long a seat that got no block waits before it asks again."""
 STOP_WAIT_S = 10.0
@@ -74,6 +76,7 @@ class Dispatcher:
         self._questions: list[Question] = []
         self._manifests: dict[str, Manifest] = {}
         self._told_of_leases = False
+        self._serves_all = sweep_id is None
         self.passes_over: tuple[str, ...] = ()
         """Sweeps that are not served from here."""
 
@@ -88,6 +91,10 @@ class Dispatcher:
         absent = sorted(set(needed) - {seat.card for seat in self._seats})
         if absent:
             raise HostLost(f"a block was begun on card {absent[0]}, which is not here: start the sweep anew")
+
+    def join(self, hellos: tuple[WorkerCard, ...]) -> None:
+        """Seats for workers that came later."""
+        self._seats += [Seat(hello) for hello in hellos]
 
     def work(self) -> Pending:
         """Run what is pending of the sweep; the counts at the end. The placer must be open, and stays so."""
@@ -141,7 +148,7 @@ class Dispatcher:
             return
         for ticket in self._placer.ready(tickets, TICK_S):
             self._receive(next(seat for seat in self._seats if seat.ticket is ticket))
-        for seat in self._seats:
+        for seat in list(self._seats):
             if seat.ticket is not None and self._clock() > seat.due_s:
                 self._overdue(seat)
 
@@ -180,16 +187,22 @@ class Dispatcher:
 
     def _push(self, seat: Seat) -> None:
         """Get an idle seat going: next run of its block, else a question for its card, else the next block."""
-        if seat.ticket is not None:
+        now_s = self._clock()
+        if seat.ticket is not None or now_s < seat.drained_until_s:
             return
         if seat.claim is not None and not seat.runs:
             claim, seat.claim = seat.claim, None
             self._store.release_block(claim.block_id, claim.fence)
             seat.claim_at_s = 0.0
-        if seat.claim is None and not self._take_question(seat) and self._clock() >= seat.claim_at_s:
-            self._take_block(seat)
-        if seat.claim is not None and seat.runs and self._clock() >= seat.look_at_s:
-            seat.ticket, seat.due_s = self._placer.look(seat.worker), self._clock() + self._answer_s
+        has_seen = not self._serves_all or now_s < seat.seen_at_s + SEEN_S
+        if seat.claim is None and has_seen:
+            if self._take_question(seat):
+                return
+            if now_s >= seat.claim_at_s:
+                self._take_block(seat)
+        wants_look = bool(seat.runs) or (seat.claim is None and not has_seen)
+        if wants_look and now_s >= seat.look_at_s:
+            seat.ticket, seat.due_s = self._placer.look(seat.worker), now_s + self._answer_s
 
     def _take_question(self, seat: Seat) -> bool:
         """Put the first question for this seat's card to its worker."""
@@ -276,7 +289,10 @@ class Dispatcher:
 
     def _looked(self, seat: Seat, verdict: ClearVerdict) -> None:
         """Begin on a clear card; else wait, say why once a reason, and give up at the queue's limit."""
+        now_s, seat.seen = self._clock(), verdict
+        seat.seen_at_s = now_s if verdict.clear else float("-inf")
         if (claim := seat.claim) is None:
+            seat.look_at_s = 0.0 if verdict.clear else now_s + LOOK_AGAIN_S
             return
         if verdict.clear:
             if seat.shown_reason:
@@ -284,7 +300,6 @@ class Dispatcher:
             seat.dirty_since_s, seat.shown_reason = None, ""
             self._begin(seat)
             return
-        now_s = self._clock()
         seat.dirty_since_s = now_s if seat.dirty_since_s is None else seat.dirty_since_s
         seat.look_at_s = now_s + LOOK_AGAIN_S
         reason = f"card {seat.card} is not clear ({verdict.verdict}): {'; '.join(verdict.reasons)}"
@@ -297,9 +312,12 @@ class Dispatcher:
         if now_s - seat.dirty_since_s <= limit_s:
             return
         waited = f"{reason}; waited {limit_s:g} s"
-        if verdict.fault:
+        if not verdict.fault:
+            self._give_up(seat, claim, waited)
+        elif self._serves_all:
+            self._drain(seat, waited)
+        else:
             raise HostLost(waited)
-        self._give_up(seat, claim, waited)
 
     def _give_up(self, seat: Seat, claim: BlockClaim, reason: str) -> None:
         """A card that stays slowed or in others' hands is no fault: the run in hand ends without a sample, unproven."""
@@ -318,13 +336,18 @@ class Dispatcher:
             self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
             return
         run = seat.runs[0]
-        done = settle(self._store, outcome)
+        try:
+            done = settle(self._store, outcome)
+        except (Conflict, IllegalMove):  # it came too late: another attempt has its place
+            self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
+            raise
         self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
         if done.state == "measured":
             seat.next_run()
         else:
             tried = Tried(done.state, done.fault)
             self._again_or_not(seat, claim, tried, done.reason, done.retry or done.state == "contaminated")
+        self._count(seat, done.state, done.fault, done.reason)
         self._tell(Happening("end", claim.cell, run.arm, done.reason, self._store.pending(claim.sweep_id)))
 
     def _overdue(self, seat: Seat) -> None:
@@ -343,13 +366,46 @@ class Dispatcher:
             with self._forfeiting(seat):
                 self._store.move(attempt.attempt_id, seat.claim.fence, "running", "lost", str(lost), fault="lost")
                 self._again_or_not(seat, seat.claim, Tried("lost", "lost"), str(lost), may=True)
-        with self._beating():  # a new worker may wait long for a card that somebody took meanwhile
-            seat.hello = self._placer.replace(seat.worker)
+        self._count(seat, "lost", "lost", str(lost))
+        try:
+            # a new worker may wait long for a card that somebody took meanwhile
+            with beating(self._store, self._held(), self._beat_s):
+                seat.hello = self._placer.replace(seat.worker)
+        except (WorkerLost, HostLost, ProbeError) as gone:
+            if not self._serves_all:
+                raise
+            self._leave(seat, str(gone))
         if question is not None:
             limit = self._manifest(question.sweep_id).limits.attempts
             if question.lost + 1 >= limit:
                 raise HostLost(f"{limit} workers were lost over a question about {cell}")
             self._questions.insert(0, Question(question.sweep_id, question.asked, question.lost + 1))
+
+    def _count(self, seat: Seat, state: str, fault: str, reason: str) -> None:
+        """Repeated faults of a card drain it, where other work waits for other cards."""
+        seat.faults = counted(seat.faults, state, fault)
+        if self._serves_all and is_drained(seat.faults):
+            self._drain(seat, f"{seat.faults} attempts in a row ended by its fault, the last one: {reason}")
+
+    def _drain(self, seat: Seat, reason: str) -> None:
+        """Give a card no work for a while, and its block to others; said once."""
+        seat.faults, seat.drained_until_s, seat.drained_for = 0, self._clock() + DRAIN_S, reason
+        about = f"card {seat.card} gets no work for {DRAIN_S / 60:g} min: {reason}"
+        claim = seat.claim
+        seat.drop()
+        if claim is not None:
+            self._store.log_event(claim.sweep_id, "drained", about, subject=claim.block_id, worker=seat.worker)
+            with contextlib.suppress(Conflict):
+                self._store.release_block(claim.block_id, claim.fence)
+        self._tell(Happening("drained", claim.cell if claim else "", "all", about))
+
+    def _leave(self, seat: Seat, reason: str) -> None:
+        """A worker that cannot be had again has no seat; its block goes to others."""
+        self._seats.remove(seat)
+        if seat.claim is not None:
+            with contextlib.suppress(Conflict):
+                self._store.release_block(seat.claim.block_id, seat.claim.fence)
+        self._tell(Happening("lost", "", "", f"card {seat.card} is served no more: {reason}"))
 
     def _again_or_not(self, seat: Seat, claim: BlockClaim, tried: Tried, reason: str, may: bool) -> None:
         """Another attempt at the same run if that can help and the limits allow it; else the run is exhausted."""
@@ -400,28 +456,6 @@ class Dispatcher:
             about = f"the block is no longer held from here: {reason}"
             self._store.log_event(claim.sweep_id, "forfeited", about, subject=claim.block_id, worker=seat.worker)
             self._tell(Happening("gone", claim.cell, "all", about))
-
-    @contextlib.contextmanager
-    def _beating(self) -> Iterator[None]:
-        """Keep the leases alive on a thread, while this one waits for something that may take longer than they last.
-
-        A beat that fails says nothing here: the next guarded change finds the lease gone.
-        """
-        over, held = threading.Event(), self._held()
-
-        def beat() -> None:
-            while not over.wait(self._beat_s):
-                for claim in held:
-                    with contextlib.suppress(StoreError):
-                        self._store.heartbeat(claim.block_id, claim.fence, LEASE_S)
-
-        thread = threading.Thread(target=beat, name="leases", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
 
     def abandon(self) -> None:
         """Give the blocks back after a loss: what ran in them becomes lost, and a resume need not wait for leases."""

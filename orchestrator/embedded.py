@@ -77,7 +77,8 @@ def run_embedded(
             return store.pending(sweep_id)
         guard = Guard.start(str(ULID()).lower())
         works = WorkerSettings(settings.spool, guard.folder / "scratch", settings.locks, who=f"assay run {sweep_id}")
-        placer = RayPlacer(cards, works, guard, waiting_for_cards(manifest, tell, stop), stop)
+        patience = waiting_for_cards(manifest, tell, stop)
+        placer = RayPlacer(cards=cards, settings=works, guard=guard, patience=patience, stopped=stop)
         try:
             hellos = placer.open()
             deaf()  # Ray has taken SIGTERM for itself

@@ -69,6 +69,10 @@ class Spool:
         with contextlib.suppress(OSError):  # not empty, or never made
             folder.rmdir()
 
+    def sweeps(self) -> tuple[str, ...]:
+        """The sweeps of which an outcome is kept."""
+        return tuple(sorted({path.parent.name for path in self._folder.glob("swp_*/*.json")}))
+
     def left_over(self, sweep_id: str) -> tuple[RunOutcome, ...]:
         """Outcomes of a sweep that nobody acknowledged, oldest first; those that cannot be read are not among them."""
         return tuple(outcome for _, outcome in self._read(sweep_id) if outcome is not None)

@@ -87,52 +87,16 @@ def child_environ(environ: Mapping[str, str], card: CardName) -> dict[str, str]:
     return {**environ, "CUDA_VISIBLE_DEVICES": "" if card.simulated else card.uuid}
 
 
-@dataclass(slots=True)
-class RayPlacer:
-    """A `Placer` that starts Ray on this host, for as long as it is open."""
+@dataclass(slots=True, kw_only=True)
+class RayCalls:
+    """What any placer on Ray does: calls to actors and their answers. How Ray and its actors begin is the placer's."""
 
-    cards: Sequence[CardName]
-    settings: WorkerSettings
-    guard: Guard
     patience: Patience = no_patience
     stopped: Callable[[], bool] = lambda: False
     script: Sequence[State] = ()
     _actors: dict[str, Any] = field(default_factory=dict)
-    _cards: dict[str, CardName] = field(default_factory=dict)
     _running: dict[str, Any] = field(default_factory=dict)
     _quiet: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-
-    def open(self) -> tuple[WorkerCard, ...]:
-        """Start Ray and its actors."""
-        import ray
-
-        simulated = self.cards[0].simulated
-        os.environ.update(RAY_ENVIRONMENT)
-        os.environ[MARK] = self.guard.mark
-        if not simulated:
-            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.uuid for card in self.cards)
-        # Ray prints a dead node's log to stdout, where our results go; what matters of it we say ourselves.
-        self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        logging.getLogger("ray").setLevel(logging.CRITICAL)
-        try:
-            # Ray puts the driver's folder on its workers' import path: from a checkout, theirs would win over ours.
-            with contextlib.chdir(self.guard.folder):
-                ray.init(
-                    num_cpus=1,
-                    num_gpus=0 if simulated else len(self.cards),
-                    resources={SIMULATED_RESOURCE: len(self.cards)} if simulated else None,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    configure_logging=False,
-                    _temp_dir=str(self.guard.folder),
-                )
-        except Exception as exc:  # a node that does not come up is a bare Exception of Ray's
-            raise HostLost(f"Ray cannot be started: {_first_line(exc)}") from exc
-        for index, card in enumerate(self.cards):
-            self._actors[f"w{index}"] = self._actor(f"w{index}", card)
-            self._cards[f"w{index}"] = card
-        return tuple(self._hello(worker) for worker in self._actors)
 
     def look(self, worker: str) -> Ticket:
         """Ask the actor."""
@@ -187,9 +151,7 @@ class RayPlacer:
 
         with contextlib.suppress(ray.exceptions.RayError):
             ray.kill(self._actors[worker])
-        if not _node_alive():
-            raise HostLost("the Ray node died")
-        self._actors[worker] = self._actor(worker, self._cards[worker])
+        self._actors[worker] = self._actor(worker)
         return self._hello(worker)
 
     def cancel(self, worker: str) -> None:
@@ -218,21 +180,13 @@ class RayPlacer:
             ray.shutdown()
         self._quiet.close()
 
-    def _actor(self, worker: str, card: CardName) -> Any:
-        import ray
-
-        if card.simulated:
-            options: dict[str, Any] = {"num_gpus": 0, "resources": {SIMULATED_RESOURCE: 1}}
-        else:
-            options = {"num_gpus": 1}
-        remote = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, **options)(CardActor)
-        return remote.remote(worker, card if card.simulated else None, self.settings, list(self.script))
-
     def _hello(self, worker: str) -> WorkerCard:
         """Have a worker take its card, and hear which one that is."""
-        hello = patiently(lambda: self._start(worker), self.patience)
-        self._cards[worker] = hello.card
-        return hello
+        return patiently(lambda: self._start(worker), self.patience)
+
+    def _actor(self, worker: str) -> Any:
+        """A new actor for a worker. Raises HostLost when its node is gone."""
+        raise NotImplementedError
 
     def _start(self, worker: str) -> WorkerCard:
         import ray
@@ -250,7 +204,7 @@ class RayPlacer:
                 raise exc.cause from exc
             raise
         except ray.exceptions.RayError as exc:
-            raise HostLost(f"worker {worker} did not start: {_first_line(exc)}") from exc
+            raise HostLost(f"worker {worker} did not start: {first_line(exc)}") from exc
         assert isinstance(hello, WorkerCard), hello
         return hello
 
@@ -262,7 +216,66 @@ class RayPlacer:
         except ray.exceptions.RayTaskError:
             raise  # our own bug in the worker: the traceback is wanted
         except ray.exceptions.RayError as exc:
-            raise WorkerLost(ticket.worker, _first_line(exc)) from exc
+            raise WorkerLost(ticket.worker, first_line(exc)) from exc
+
+
+@dataclass(slots=True, kw_only=True)
+class RayPlacer(RayCalls):
+    """A `Placer` that starts Ray on this host, for as long as it is open."""
+
+    cards: Sequence[CardName]
+    settings: WorkerSettings
+    guard: Guard
+    _cards: dict[str, CardName] = field(default_factory=dict)
+
+    def open(self) -> tuple[WorkerCard, ...]:
+        """Start Ray and its actors."""
+        import ray
+
+        simulated = self.cards[0].simulated
+        os.environ.update(RAY_ENVIRONMENT)
+        os.environ[MARK] = self.guard.mark
+        if not simulated:
+            os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(card.uuid for card in self.cards)
+        # Ray prints a dead node's log to stdout, where our results go; what matters of it we say ourselves.
+        self._quiet.enter_context(contextlib.redirect_stdout(io.StringIO()))
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+        try:
+            # Ray puts the driver's folder on its workers' import path: from a checkout, theirs would win over ours.
+            with contextlib.chdir(self.guard.folder):
+                ray.init(
+                    num_cpus=1,
+                    num_gpus=0 if simulated else len(self.cards),
+                    resources={SIMULATED_RESOURCE: len(self.cards)} if simulated else None,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    _temp_dir=str(self.guard.folder),
+                )
+        except Exception as exc:  # a node that does not come up is a bare Exception of Ray's
+            raise HostLost(f"Ray cannot be started: {first_line(exc)}") from exc
+        self._cards = {f"w{index}": card for index, card in enumerate(self.cards)}
+        self._actors = {worker: self._actor(worker) for worker in self._cards}
+        return tuple(self._hello(worker) for worker in self._actors)
+
+    def _hello(self, worker: str) -> WorkerCard:
+        hello = super(RayPlacer, self)._hello(worker)
+        self._cards[worker] = hello.card
+        return hello
+
+    def _actor(self, worker: str) -> Any:
+        import ray
+
+        if not _node_alive():
+            raise HostLost("the Ray node died")
+        card = self._cards[worker]
+        if card.simulated:
+            options: dict[str, Any] = {"num_gpus": 0, "resources": {SIMULATED_RESOURCE: 1}}
+        else:
+            options = {"num_gpus": 1}
+        remote = ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0, **options)(CardActor)
+        return remote.remote(worker, card if card.simulated else None, self.settings, list(self.script))
 
 
 def _node_alive() -> bool:
@@ -274,6 +287,7 @@ def _node_alive() -> bool:
         return False
 
 
-def _first_line(exc: BaseException) -> str:
+def first_line(exc: BaseException) -> str:
+    """What an exception says, in a line; Ray's go on with traces of other processes."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return lines[0] if lines else type(exc).__name__

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from jobs.lifecycle import Tried
 from jobs.near_tie import FollowUp
-from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket
+from jobs.store import AttemptRef, BlockClaim, CardSeen, Pending, RunTicket
+from jobs.store.cluster import CardState
+from orchestrator.clear import ClearVerdict
 from orchestrator.place import Ticket
 from orchestrator.worker import WorkerCard
 
@@ -15,7 +18,7 @@ from orchestrator.worker import WorkerCard
 class Happening:
     """Something to show: a run began, ended, waits, or a worker was lost. `counts` stands with each end."""
 
-    kind: str  # begin, end, wait, lost, asks, gone
+    kind: str  # begin, end, wait, lost, asks, gone, drained
     cell: str = ""
     arm: str = ""
     text: str = ""
@@ -47,6 +50,11 @@ class Seat:
     look_at_s: float = 0.0
     claim_at_s: float = 0.0
     shown_reason: str = ""
+    seen: ClearVerdict | None = None  # the last look's answer
+    seen_at_s: float = float("-inf")
+    faults: int = 0  # attempts in a row that ended by the card's or the host's fault
+    drained_until_s: float = 0.0
+    drained_for: str = ""
 
     @property
     def worker(self) -> str:
@@ -63,6 +71,27 @@ class Seat:
         """Whether it has nothing in hand."""
         return self.ticket is None and self.claim is None
 
+    def as_seen(self, now_s: float, now: datetime) -> CardSeen:
+        """The card for the store: drained, at work, or as the last look found it."""
+        state, reason, until = _looked_like(self.seen), "", None
+        if self.drained_until_s > now_s:
+            state, reason = "drained", self.drained_for
+            until = now + timedelta(seconds=self.drained_until_s - now_s)
+        elif self.attempt is not None and self.claim is not None:
+            state = "busy"
+            reason = f"run {self.attempt.run_id} of {self.claim.sweep_id}: {self.claim.cell}"
+        elif self.question is not None:
+            state, reason = "busy", f"a question to the oracle for {self.question.sweep_id}"
+        elif self.seen is None:
+            reason = "nobody has looked yet"
+        else:
+            reason = "; ".join(self.seen.reasons)
+        hello = self.hello
+        return CardSeen(
+            uuid=self.card, name=hello.card.name, host=hello.host, worker=self.worker,
+            state=state, reason=reason, until=until,
+        )  # fmt: skip
+
     def hold(self, claim: BlockClaim, runs: list[RunTicket]) -> None:
         """Take a block in hand, with those of its runs that are to be made."""
         self.claim, self.runs = claim, runs
@@ -77,3 +106,10 @@ class Seat:
         """The block is no longer ours; a ticket under way stays with its attempt, and what it brings will not count."""
         self.claim, self.runs, self.tried = None, [], []
         self.dirty_since_s, self.shown_reason = None, ""
+
+
+def _looked_like(seen: ClearVerdict | None) -> CardState:
+    """Clear, in others' hands or slowed (busy), or unknown: an unfit card too, of which nothing good is known."""
+    if seen is None or seen.verdict == "unknown" or seen.fault:
+        return "unknown"
+    return "clear" if seen.clear else "busy"

@@ -6,19 +6,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
 from jobs.errors import SpecError
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
 from jobs.near_tie import Adjudication
-from jobs.store import claims, events, leases, readback, records, revision, submission, verdicts
+from jobs.store import claims, cluster, events, leases, readback, records, revision, submission, verdicts
+from jobs.store.cluster import CardRow, CardSeen, Queue, WaitingBlocks
 from jobs.store.connect import Database
 from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, Priority, RunTicket, SweepRow
 from jobs.tables import block
 from jobs.verdict import Verdict
 
-__all__ = ["AttemptRef", "BlockClaim", "Event", "Pending", "Priority", "RunTicket", "Store", "SweepRow"]
+__all__ = [
+    "AttemptRef",
+    "BlockClaim",
+    "CardRow",
+    "CardSeen",
+    "Event",
+    "Pending",
+    "Priority",
+    "Queue",
+    "RunTicket",
+    "Store",
+    "SweepRow",
+    "WaitingBlocks",
+]
 
 LISTED_SWEEPS = 50
 LISTED_EVENTS = 10_000
@@ -53,6 +68,12 @@ class Store:
         """
         self._ahead = self._database.ahead_of(self._clock())
 
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Give all connections back."""
         self._database.close()
@@ -82,28 +103,27 @@ class Store:
 
     def sweeps(self, limit: int = LISTED_SWEEPS) -> tuple[SweepRow, ...]:
         """The newest sweeps first."""
-        with self._database.reading() as connection:
-            return submission.listed(connection, limit)
+        return self._database.read(lambda c: submission.listed(c, limit))
+
+    def open_sweeps(self) -> tuple[SweepRow, ...]:
+        """Sweeps that are not judged, in the order in which they are served."""
+        return self._database.read(submission.still_open)
 
     def sweep(self, id_or_prefix: str) -> SweepRow:
         """A sweep by its id or a unique beginning of it."""
-        with self._database.reading() as connection:
-            return submission.one(connection, submission.resolve_id(connection, id_or_prefix, "swp"))
+        return self._database.read(lambda c: submission.one(c, submission.resolve_id(c, id_or_prefix, "swp")))
 
     def resolve_id(self, prefix: str, kind: str = "") -> str:
         """The one id that begins with `prefix`; `kind` (swp, cel, blk, run, att, vrd) narrows the search."""
-        with self._database.reading() as connection:
-            return submission.resolve_id(connection, prefix, kind)
+        return self._database.read(lambda c: submission.resolve_id(c, prefix, kind))
 
     def find_open(self, manifest_digest: str, harness_digest: str) -> str | None:
         """The newest unjudged sweep of this manifest and harness: what `--resume` goes on with."""
-        with self._database.reading() as connection:
-            return submission.find_open(connection, manifest_digest, harness_digest)
+        return self._database.read(lambda c: submission.find_open(c, manifest_digest, harness_digest))
 
     def manifest(self, sweep_id: str) -> Manifest:
         """What a sweep was submitted with."""
-        with self._database.reading() as connection:
-            return submission.manifest_of(connection, sweep_id)
+        return self._database.read(lambda c: submission.manifest_of(c, sweep_id))
 
     # ---- work ----------------------------------------------------------------------------------------------------
 
@@ -133,6 +153,10 @@ class Store:
             ended |= block.c.worker == worker
         return self._database.write(lambda c: leases.reap(c, ended, "", at))
 
+    def reap_ended(self) -> tuple[str, ...]:
+        """Break the leases that have ended by now; returns the attempts lost."""
+        return self.reap(self._now())
+
     def break_leases(self, sweep_id: str, reason: str) -> tuple[str, ...]:
         """Break every lease in a sweep whose workers are known to be gone; returns the attempts lost."""
         at = self._now()
@@ -140,8 +164,7 @@ class Store:
 
     def forfeited(self, held: Sequence[tuple[str, int]]) -> tuple[str, ...]:
         """Those of some leases, as (block, fence), that are no longer held: their blocks' ids."""
-        with self._database.reading() as connection:
-            return leases.forfeited(connection, held)
+        return self._database.read(lambda c: leases.forfeited(c, held))
 
     def waits(self, block_id: str, fence: int, reason: str | None) -> None:
         """Say why a leased block does not run just now; None: it does."""
@@ -196,20 +219,46 @@ class Store:
 
     def pending(self, sweep_id: str) -> Pending:
         """How far a sweep is."""
-        with self._database.reading() as connection:
-            return leases.pending(connection, sweep_id)
+        return self._database.read(lambda c: leases.progress(c, [sweep_id])[sweep_id])
+
+    def queue(self, sweep_id: str | None = None) -> Queue:
+        """The open blocks of one sweep or of all, and why each that waits does."""
+        now = self._now()
+        return self._database.read(lambda c: cluster.queue(c, sweep_id, now))
+
+    def settled(self) -> tuple[str, ...]:
+        """Open sweeps with no run pending: what is left to judge."""
+        return self._database.read(cluster.settled)
+
+    def put_cards(self, rows: Sequence[CardSeen], scheduler: str) -> None:
+        """Write down the cards of a scheduler as it sees them now."""
+        now = self._now()
+        made = [CardRow(**asdict(row), scheduler=scheduler, since=now, seen_at=now) for row in rows]
+        self._database.write(lambda c: cluster.put_cards(c, made))
+
+    def leave_cards(self, scheduler: str, reason: str) -> None:
+        """A scheduler has ended: of its cards nothing is known any more."""
+        now = self._now()
+        self._database.write(lambda c: cluster.leave_cards(c, scheduler, reason, now))
+
+    def cards(self) -> tuple[CardRow, ...]:
+        """All cards that schedulers of this store have served."""
+        now = self._now()
+        return self._database.read(lambda c: cluster.cards(c, now))
+
+    def progress(self, sweep_ids: Sequence[str]) -> dict[str, Pending]:
+        """How far some sweeps are."""
+        return self._database.read(lambda c: leases.progress(c, sweep_ids))
 
     # ---- what came of it -----------------------------------------------------------------------------------------
 
     def judge_input(self, sweep_id: str) -> JudgeInput:
         """Everything the judge may read, from one consistent view."""
-        with self._database.reading() as connection:
-            return readback.judge_input(connection, sweep_id)
+        return self._database.read(lambda c: readback.judge_input(c, sweep_id))
 
     def record(self, attempt_id: str) -> RunRecord | None:
         """What one attempt measured, also one that was set aside; None when it wrote nothing."""
-        with self._database.reading() as connection:
-            return readback.record(connection, attempt_id)
+        return self._database.read(lambda c: readback.record(c, attempt_id))
 
     def write_adjudication(self, sweep_id: str, answer: Adjudication) -> None:
         """Store the answer to a question of the judge; of several to one question the first stands."""
@@ -228,8 +277,11 @@ class Store:
 
     def verdict(self, sweep_id: str) -> Verdict | None:
         """The verdict in force; None before the first."""
-        with self._database.reading() as connection:
-            return verdicts.newest(connection, sweep_id)
+        return self._database.read(lambda c: verdicts.newest(c, sweep_id))
+
+    def outcomes(self, sweep_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
+        """Outcome and exit code of the verdict in force of each of some sweeps that has one."""
+        return self._database.read(lambda c: verdicts.outcomes(c, sweep_ids))
 
     def retract_run(self, run_id: str, reason: str) -> None:
         """Mark a run as not to be trusted; its rows stay, and the judge is told."""
@@ -242,8 +294,11 @@ class Store:
 
     def events(self, sweep_id: str, after: int = 0, limit: int = LISTED_EVENTS) -> tuple[Event, ...]:
         """A sweep's events in order, from the one after `after`."""
-        with self._database.reading() as connection:
-            return events.listed(connection, sweep_id, after, limit)
+        return self._database.read(lambda c: events.listed(c, sweep_id, after, limit))
+
+    def last_events(self, sweep_id: str, limit: int) -> tuple[Event, ...]:
+        """A sweep's newest events, in order."""
+        return self._database.read(lambda c: events.newest(c, sweep_id, limit))
 
     def log_event(self, sweep_id: str, kind: str, message: str, *, subject: str = "", worker: str = "") -> None:
         """Note something that is no state change, such as a wait for a dirty card and why."""

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from jobs.errors import Conflict, StoreError
@@ -30,6 +30,9 @@ LOCK_WAIT_S = 30
 CONNECT_WAIT_S = 10
 TRIES = 4
 RETRY_PAUSE_S = 0.25
+MOST_PAUSE_S = 2.0
+OUTAGE_WAIT_S = 60.0
+"""How long a server that was there before is waited for: a restart takes seconds, a recovery after a crash longer."""
 SECRETS = frozenset({"password", "sslpassword"})
 """Parameters of a PostgreSQL URL's query that are not shown."""
 SECRET_WORDS = re.compile(r"\b((?:ssl)?password)=[^&\s]*", re.IGNORECASE)
@@ -51,6 +54,7 @@ class Database:
         self.shown = shown_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._sleep = sleep
+        self._reached = False
         self._engine = _engine(self.url, lock_wait_s)
 
     @property
@@ -61,12 +65,30 @@ class Database:
     @contextmanager
     def reading(self) -> Iterator[Connection]:
         """A consistent view of the store."""
-        with self._explained(), self._engine.connect() as connection:
-            if not self.is_sqlite:
-                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+        with self._explained(), self._view() as connection:
             try:
                 yield connection
             except ValueError as error:  # a reader only takes apart what it read, so any of these is a broken row
+                raise self._unreadable(error) from error
+
+    @contextmanager
+    def _view(self) -> Iterator[Connection]:
+        with self._engine.connect() as connection:
+            if not self.is_sqlite:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            yield connection
+
+    def read(self, action: Callable[[Connection], T]) -> T:
+        """What `action` finds in a consistent view of the store; asked again when the server went away meanwhile."""
+
+        def once() -> T:
+            with self._view() as connection:
+                return action(connection)
+
+        with self._explained():
+            try:
+                return self._insist(once)
+            except ValueError as error:
                 raise self._unreadable(error) from error
 
     def write(self, action: Callable[[Connection], T]) -> T:
@@ -75,14 +97,24 @@ class Database:
         `action` must be a guarded change, since after a lost connection the first try may have been committed.
         """
         with self._explained():
-            for attempt in range(1, TRIES):
-                try:
-                    return self._write_once(action)
-                except DBAPIError as error:
-                    if not _may_retry(error):
-                        raise
-                    self._sleep(RETRY_PAUSE_S * 2**attempt)
-            return self._write_once(action)
+            return self._insist(lambda: self._write_once(action))
+
+    def _insist(self, once: Callable[[], T]) -> T:
+        """Try again when locked out, a few times; when a server that was there is gone, as long as a restart takes."""
+        tries, waited_s = 1, 0.0
+        while True:
+            try:
+                found = once()
+            except DBAPIError as error:
+                gone = self._reached and not self.is_sqlite and _is_outage(error)
+                if not (waited_s < OUTAGE_WAIT_S if gone else _may_retry(error) and tries < TRIES):
+                    raise
+                pause_s = min(RETRY_PAUSE_S * 2**tries, MOST_PAUSE_S)
+                tries, waited_s = tries + 1, waited_s + pause_s
+                self._sleep(pause_s)
+            else:
+                self._reached = True
+                return found
 
     @contextmanager
     def plain(self) -> Iterator[Connection]:
@@ -227,6 +259,14 @@ def _on_begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     if options.get("isolation_level") != "AUTOCOMMIT":
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("assay_write") else "BEGIN")
+
+
+def _is_outage(error: DBAPIError) -> bool:
+    """Whether the server is gone or full: it broke the connection off, takes none (more) yet, or nobody listens."""
+    state = getattr(error.orig, "sqlstate", None)
+    if error.connection_invalidated or (state or "").startswith(("57P", "08", "53300")):
+        return True
+    return isinstance(error, OperationalError) and state is None
 
 
 def _may_retry(error: DBAPIError) -> bool:

@@ -34,6 +34,12 @@ def listed(connection: Connection, sweep_id: str, after: int, limit: int) -> tup
     return tuple(Event(**row._mapping) for row in connection.execute(wanted))
 
 
+def newest(connection: Connection, sweep_id: str, limit: int) -> tuple[Event, ...]:
+    """The newest events of a sweep, in order."""
+    wanted = select(event).where(event.c.sweep_id == sweep_id).order_by(event.c.seq.desc()).limit(limit)
+    return tuple(Event(**row._mapping) for row in reversed(connection.execute(wanted).all()))
+
+
 def history(connection: Connection, subject: str) -> tuple[Move, ...]:
     """The state changes of one attempt, run or sweep."""
     wanted = select(event).where(event.c.subject == subject, event.c.target != "").order_by(event.c.seq)

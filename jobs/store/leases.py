@@ -8,6 +8,7 @@ A block that was begun stays with its card, so that base and head meet the same 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -187,19 +188,27 @@ def _break(
     return tuple(ended)
 
 
-def pending(connection: Connection, sweep_id: str) -> Pending:
-    """How far a sweep is."""
-    states = select(run.c.state, func.count()).where(run.c.sweep_id == sweep_id).group_by(run.c.state)
-    runs = {row[0]: row[1] for row in connection.execute(states)}
-    live = select(func.count()).where(attempt.c.sweep_id == sweep_id, attempt.c.state.in_(LIVE))
-    leased = select(func.count()).where(block.c.sweep_id == sweep_id, block.c.worker.is_not(None))
-    return Pending(
-        pending=runs.get("pending", 0),
-        complete=runs.get("complete", 0),
-        exhausted=runs.get("exhausted", 0),
-        live_attempts=connection.execute(live).scalar_one(),
-        leased_blocks=connection.execute(leased).scalar_one(),
+def progress(connection: Connection, sweep_ids: Sequence[str]) -> dict[str, Pending]:
+    """How far some sweeps are: their runs by state, attempts that hold a card now, blocks under a lease."""
+    counts = {sweep_id: Counter[str]() for sweep_id in sweep_ids}
+    states = select(run.c.sweep_id, run.c.state, func.count()).where(run.c.sweep_id.in_(sweep_ids))
+    live = select(attempt.c.sweep_id, literal("live"), func.count()).where(
+        attempt.c.sweep_id.in_(sweep_ids), attempt.c.state.in_(LIVE)
     )
+    leased = select(block.c.sweep_id, literal("leased"), func.count()).where(
+        block.c.sweep_id.in_(sweep_ids), block.c.worker.is_not(None)
+    )
+    for wanted in (
+        states.group_by(run.c.sweep_id, run.c.state),
+        live.group_by(attempt.c.sweep_id),
+        leased.group_by(block.c.sweep_id),
+    ):
+        for sweep_id, what, count in connection.execute(wanted):
+            counts[sweep_id][what] = count
+    return {
+        sweep_id: Pending(found["pending"], found["complete"], found["exhausted"], found["live"], found["leased"])
+        for sweep_id, found in counts.items()
+    }
 
 
 def _claim(connection: Connection, found: Row[Any], fence: int, until: datetime) -> BlockClaim:

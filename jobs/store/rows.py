@@ -36,7 +36,7 @@ class SweepRow:
     harness_version: str
     created_at: datetime
     judged_at: datetime | None
-    priority: int = 0
+    priority: Priority = "pr"
 
 
 @dataclass(frozen=True, slots=True)

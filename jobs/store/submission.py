@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, Row, insert, select
 
 from jobs.errors import Conflict, SpecError, StoreError
 from jobs.model import CellPlan, Manifest
@@ -71,7 +71,14 @@ def submit(
 def listed(connection: Connection, limit: int) -> tuple[SweepRow, ...]:
     """The newest sweeps first."""
     wanted = select(*_sweep_columns()).order_by(sweep.c.created_at.desc(), sweep.c.id.desc()).limit(limit)
-    return tuple(SweepRow(**row._mapping) for row in connection.execute(wanted))
+    return tuple(_row(row) for row in connection.execute(wanted))
+
+
+def still_open(connection: Connection) -> tuple[SweepRow, ...]:
+    """Sweeps that are not judged, in the order in which they are served."""
+    order = (sweep.c.priority, sweep.c.created_at, sweep.c.id)
+    wanted = select(*_sweep_columns()).where(sweep.c.state == "open").order_by(*order)
+    return tuple(_row(row) for row in connection.execute(wanted))
 
 
 def one(connection: Connection, sweep_id: str) -> SweepRow:
@@ -79,7 +86,7 @@ def one(connection: Connection, sweep_id: str) -> SweepRow:
     row = connection.execute(select(*_sweep_columns()).where(sweep.c.id == sweep_id)).one_or_none()
     if row is None:
         raise SpecError(f"no sweep {sweep_id!r} in this store", "assay status lists them")
-    return SweepRow(**row._mapping)
+    return _row(row)
 
 
 def find_open(connection: Connection, manifest_digest: str, harness_digest: str) -> str | None:
@@ -173,6 +180,10 @@ def _prompt_digest(plan: CellPlan) -> str:
 def ids_digest(ids: Sequence[int]) -> str:
     """sha256 of a list of token ids: the key by which equal streams are found."""
     return hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
+
+
+def _row(row: Row[Any]) -> SweepRow:
+    return SweepRow(**{**row._mapping, "priority": PRIORITIES[row.priority]})
 
 
 def _sweep_columns() -> list[Any]:

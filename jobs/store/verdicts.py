@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -98,6 +99,13 @@ def _write_findings(connection: Connection, verdict_id: str, document: Verdict) 
     ]
     if rows:
         connection.execute(insert(finding), rows)
+
+
+def outcomes(connection: Connection, sweep_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
+    """Outcome and exit code of the verdicts in force, without their documents; sweeps without one are not there."""
+    wanted = select(verdict.c.sweep_id, verdict.c.outcome, verdict.c.exit_code)
+    rows = connection.execute(wanted.where(verdict.c.sweep_id.in_(sweep_ids)).order_by(verdict.c.number))
+    return {row.sweep_id: (row.outcome, row.exit_code) for row in rows}
 
 
 def newest(connection: Connection, sweep_id: str) -> Verdict | None:

@@ -24,6 +24,7 @@ from jobs.store import Store
 from orchestrator.cards import ProbeError
 from orchestrator.commands.shown import shown
 from orchestrator.commands.terminal import (
+    IdArgument,
     JsonOption,
     StoreOption,
     open_store,
@@ -60,6 +61,7 @@ MOST_CARDS = 1024
 def add_to(app: typer.Typer) -> None:
     """Add the command."""
     app.command("run")(run)
+    app.command("resume")(resume)
 
 
 def run(
@@ -86,6 +88,17 @@ def run(
         done, sweep_id = _run(sweep, given, asked, resume, options, stop)
     _show(done, sweep_id, given, as_json)
     raise typer.Exit(done.verdict.exit_code)
+
+
+def resume(
+    sweep: IdArgument,
+    store: StoreOption = None,
+    out: OutFolderOption = None,
+    cards: CardsOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Go on here with an unjudged sweep: the same as `assay run ID --resume`. A scheduler goes on by itself."""
+    run(sweep, store, out, cards, resume=True, dry_run=False, as_json=as_json)
 
 
 def _run(

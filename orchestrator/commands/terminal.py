@@ -41,7 +41,9 @@ def open_store(given: Settings, *, migrate: bool = False) -> Store:
     """The store, for reading unless `migrate`. Raises StoreError with a remedy."""
     if migrate and given.store_url == f"sqlite:///{given.cwd / STORE_FILE}":
         (given.cwd / STORE_FILE).parent.mkdir(parents=True, exist_ok=True)  # ours; any other folder is the user's
-    return Store.open(given.store_url, now, migrate=migrate)
+    store = Store.open(given.store_url, now, migrate=migrate)
+    store.follow_server_time()
+    return store
 
 
 def out_file(out: Path | None) -> Path | None:

@@ -34,9 +34,9 @@ BROKEN = {
     "the plan of a cell is no JSON": ("UPDATE scenario SET plan = '{'", ("judge", "explain", "db check")),
     "the verdict is no JSON": (
         "UPDATE verdict SET document = 'x'",
-        ("status", "gate", "report", "explain", "db check"),
+        ("gate", "report", "explain", "db check"),
     ),
-    "the verdict is empty": ("UPDATE verdict SET document = '{}'", ("status", "gate", "report", "explain", "db check")),
+    "the verdict is empty": ("UPDATE verdict SET document = '{}'", ("gate", "report", "explain", "db check")),
     "a time is none": ("UPDATE sweep SET created_at = 'yesterday'", ("status", "status ID", "db check")),
 }
 

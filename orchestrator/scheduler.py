@@ -1,0 +1,175 @@
+"""A scheduler: serves all open sweeps of a store on the cards of a Ray cluster, until it is stopped.
+
+The store holds the truth, so schedulers may come, die and come again: leases that ended are broken, outcomes that nodes
+kept are stored, sweeps with nothing left to run are judged. Several may serve one store, each on its own cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from jobs.errors import Conflict, IllegalMove, StoreError, UnknownAttempt
+from jobs.judge import judge
+from jobs.provenance import harness_digest, own_root
+from jobs.store import Store
+from orchestrator.commands.shown import shown
+from orchestrator.conclude import judge_sweep
+from orchestrator.dispatch import Dispatcher
+from orchestrator.lost import HostLost, Stopped
+from orchestrator.outcome import RunOutcome
+from orchestrator.place import Placer
+from orchestrator.ray_cluster import ClusterPlacer
+from orchestrator.seat import Happening
+from orchestrator.settings import Settings
+from orchestrator.settle import settle
+from orchestrator.supervise import StopFlag, deaf, supervised
+from orchestrator.worker import WorkerCard
+
+KEEP_S = 5.0
+"""How often what is not a run is looked after: leases, cards, sweeps to judge, new nodes."""
+
+
+class ServingPlacer(Placer, Protocol):
+    """A placer whose workers may come later, and hold outcomes of earlier ones."""
+
+    def joined(self) -> tuple[WorkerCard, ...]:
+        """Workers that came since."""
+        ...
+
+    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
+        """Outcomes where a worker runs that nobody has acknowledged."""
+        ...
+
+
+class Scheduler:
+    """Serves `store` with the workers of an open `placer`. `name` is this process in the store, `harness` its code."""
+
+    def __init__(
+        self,
+        store: Store,
+        placer: ServingPlacer,
+        name: str,
+        harness: str,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        tell: Callable[[Happening], None] = lambda _happening: None,
+        clock: Callable[[], float] = time.monotonic,
+        keep_s: float = KEEP_S,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store = store
+        self._placer = placer
+        self._name = name
+        self._harness = harness
+        self._tell = tell
+        self._clock = clock
+        self._now = now
+        self._keep_s = keep_s
+        self._keep_at_s = 0.0
+        self._unanswerable: set[str] = set()
+        self._dispatcher = Dispatcher(store, placer, name, stopped=stopped, tell=tell, clock=clock)
+
+    def serve(self, hellos: tuple[WorkerCard, ...], *, once: bool = False) -> None:
+        """Serve until stopped, or with `once` until no sweep is open that could be served. Raises Stopped, HostLost."""
+        self._dispatcher.seat(hellos)
+        for hello in hellos:
+            self._collect(hello.worker)
+        try:
+            while True:
+                if self._clock() >= self._keep_at_s:
+                    self._keep_at_s = self._clock() + self._keep_s
+                    if not self._keep() and once:
+                        return
+                self._dispatcher.turn()
+                if not self._dispatcher.seats:
+                    raise HostLost("no card is left to serve with")
+        except HostLost:
+            self._dispatcher.abandon()
+            raise
+        finally:
+            with contextlib.suppress(StoreError):
+                self._store.leave_cards(self._name, "its scheduler ended")
+
+    def _keep(self) -> bool:
+        """Look after what is not a run; whether any sweep is open that is served from here."""
+        self._store.reap_ended()
+        joined = self._placer.joined()
+        self._dispatcher.join(joined)
+        for hello in joined:
+            self._collect(hello.worker)
+        now_s, now = self._clock(), self._now()
+        self._store.put_cards([seat.as_seen(now_s, now) for seat in self._dispatcher.seats], self._name)
+        rows = [row for row in self._store.open_sweeps() if row.id not in self._unanswerable]
+        self._dispatcher.passes_over = tuple(row.id for row in rows if row.harness_digest != self._harness)
+        served = [row.id for row in rows if row.harness_digest == self._harness]
+        for sweep_id in set(self._store.settled()) & set(served):
+            if not self._dispatcher.is_asking(sweep_id):
+                self._conclude(sweep_id)
+        return bool(served)
+
+    def _conclude(self, sweep_id: str) -> None:
+        """Judge a sweep whose runs are settled, or put what the judge asks first to a worker."""
+        answer = judge(self._store.judge_input(sweep_id))
+        if isinstance(answer, tuple):
+            try:
+                for asked in answer:
+                    self._dispatcher.put(sweep_id, asked)
+            except HostLost as absent:  # another scheduler may have that card
+                self._unanswerable.add(sweep_id)
+                self._store.log_event(sweep_id, "waiting", str(absent), worker=self._name)
+            return
+        verdict = judge_sweep(self._store, sweep_id)
+        self._dispatcher.forget(sweep_id)
+        self._tell(Happening("judged", sweep_id, "all", f"{verdict.outcome}, exit {verdict.exit_code}"))
+
+    def _collect(self, worker: str) -> None:
+        """Store what a node kept of earlier runs; what came too late is noted, and forgotten there."""
+        for outcome in self._placer.left_over(worker):
+            try:
+                settle(self._store, outcome)
+            except UnknownAttempt:  # of another store
+                continue
+            except (Conflict, IllegalMove) as late:
+                self._store.log_event(outcome.sweep_id, "too_late", str(late), subject=outcome.attempt_id)
+            self._placer.acknowledge(worker, outcome.sweep_id, outcome.attempt_id)
+
+
+def schedule(store: Store, address: str, given: Settings, *, once: bool = False) -> int:
+    """Serve on the Ray cluster at `address`; the exit code: 0 at the end of `once`, 128 and the signal when stopped."""
+    harness = harness_digest(own_root())
+    with StopFlag(polls=True).listening() as stop:
+
+        def drive() -> None:
+            name = f"{given.host}/{os.getpid()}@{harness[:12]}"
+            placer = ClusterPlacer(address=address, who=f"assay scheduler {name}", stopped=stop)
+            try:
+                hellos = placer.open()
+                deaf()  # Ray has taken SIGTERM for itself
+                _say(f"serving {given.store_shown} on {len(hellos)} cards of {address}")
+                Scheduler(store, placer, name, harness, stopped=stop, tell=_told).serve(hellos, once=once)
+            finally:
+                placer.close()
+
+        try:
+            supervised(drive, stop)
+        except (Stopped, KeyboardInterrupt):
+            _say("stopped; every child is ended, and the next scheduler goes on from the store")
+            return 128 + (stop.number or signal.SIGINT)
+    return 0
+
+
+def _told(happening: Happening) -> None:
+    if happening.kind != "begin" and (happening.text or happening.kind != "end"):
+        _say(f"{happening.cell} · {happening.arm}: {happening.kind}: {happening.text}")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{datetime.now(UTC):%H:%M:%S} {shown(line)}\n")
+    sys.stderr.flush()

@@ -1,0 +1,129 @@
+"""`submit`, `status`, `watch`, `cancel`, `rerun`, `ingest` and `cards` on a store: what is said, kept, exited with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from jobs.store import CardSeen, Store
+from orchestrator.cli import call
+from tests.unit.orchestrator_field import Field
+
+SWEEP = """\
+sweep: small
+models:
+  tiny: {build: tiny, seed: 7}
+prompts:
+  short: {ids: [1, 2, 3, 4]}
+arms:
+  base: {source: installed, config: {policy: lru}}
+  head: {source: installed, config: {policy: stable}}
+varies: [policy]
+run: {tokens: 4, generations: 1}
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to stand in, with a sweep file, an empty store and caches of its own."""
+    for name in ("CACHE", "STATE"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(tmp_path / name))
+    monkeypatch.setenv("USER", "mia")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.yaml").write_text(SWEEP)
+    assert call(["db", "upgrade", "--store", "s.db"]) == 0
+    return tmp_path
+
+
+def opened(here: Path) -> Store:
+    return Store.open(f"sqlite:///{here / 's.db'}", lambda: datetime.now(UTC))
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert call([*words, "--store", "s.db"]) == code
+    told = capsys.readouterr()
+    return told.out + told.err
+
+
+def test_a_sweep_goes_from_submission_to_cancel_and_is_rerun(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = said(capsys, "submit", "small.yaml", "--key", "ci-1", "--json")
+    first = json.loads(told[told.index("{") : told.rindex("}") + 1])
+    sweep_id = first["sweep"]
+    assert (first["runs"], first["pending"]) == (4, 4)
+    assert sweep_id in said(capsys, "submit", "small.yaml", "--key", "ci-1")
+    with opened(here) as store:
+        assert [row.id for row in store.sweeps()] == [sweep_id]
+    told = said(capsys, "status", sweep_id)
+    assert "4 pending" in told
+    assert f"waits: {sweep_id} tiny/short, block 0: no scheduler serves this store" in told
+    assert "no scheduler serves this store" in said(capsys, "watch", "--once")
+    told = said(capsys, "cancel", sweep_id, "--reason", "wrong branch")
+    assert "4 runs given up, 0 stay" in told
+    assert said(capsys, "gate", sweep_id, code=3)
+    with opened(here) as store:
+        assert store.sweep(sweep_id).state == "judged"
+        ended = {e.message for e in store.events(sweep_id) if e.target == "exhausted"}
+        assert ended == {"cancelled by mia: wrong branch"}
+    assert "is judged already" in said(capsys, "cancel", sweep_id, code=2)
+    again = json.loads(said(capsys, "rerun", sweep_id, "--key", "again", "--json"))
+    assert (again["pending"], again["sweep"] != sweep_id) == (4, True)
+    assert json.loads(said(capsys, "rerun", sweep_id, "--key", "again", "--json"))["sweep"] == again["sweep"]
+    with opened(here) as store:
+        new, old = store.sweep(again["sweep"]), store.sweep(sweep_id)
+        assert (new.manifest_digest, new.request, new.state) == (old.manifest_digest, old.request + 1, "open")
+        assert [e.message for e in store.events(new.id) if e.kind == "rerun"] == [f"of {old.id}"]
+
+
+def test_a_nightly_sweep_waits_behind_a_gate(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "submit", "small.yaml", "--priority", "nightly")
+    said(capsys, "submit", "small.yaml")
+    with opened(here) as store:
+        seen = CardSeen(uuid="GPU-a", name="H200", host="h", worker="w", state="busy", reason="pid 7 holds 9 GiB")
+        store.put_cards([seen], "h/1")
+    waiting = [line for line in said(capsys, "watch", "--once").splitlines() if "waits:" in line]
+    assert len(waiting) == 2
+    assert all("GPU-a busy: pid 7 holds 9 GiB" in line for line in waiting)
+    status = json.loads(said(capsys, "status", "--json"))
+    assert [row["priority"] for row in status] == ["pr", "nightly"]
+    told = said(capsys, "cards")
+    assert all(word in told for word in ("GPU-a", "busy", "pid 7 holds 9 GiB", "UTC"))
+
+
+def test_what_cannot_be_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "give pr or nightly" in said(capsys, "submit", "small.yaml", "--priority", "soon", code=2)
+    assert "is no spool" in said(capsys, "ingest", "nothing", code=2)
+    assert "no scheduler has served this store yet" in said(capsys, "cards")
+    assert call(["submit", "small.yaml", "--store", "none.db"]) == 4
+    assert "create it: assay db upgrade" in capsys.readouterr().err
+    assert call(["submit", "small.yaml"]) == 2, "where to is never guessed"
+    capsys.readouterr()
+
+
+def test_watch_ends_when_nothing_is_open(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said(capsys, "submit", "small.yaml")
+    with opened(here) as store:
+        sweep_id = store.sweeps()[0].id
+    said(capsys, "cancel", sweep_id)
+    told = said(capsys, "watch", sweep_id)
+    assert "4/4 runs, judged: " in told
+
+
+def test_a_spool_is_stored_once_however_often_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    field = Field(tmp_path)
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    field.spool_one(sweep_id, manifest)
+    shutil.copytree(field.works.spool, tmp_path / "copy")
+    for spool in ("spool", "copy", "copy"):
+        assert call(["ingest", spool, "--store", "store.db"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told == ["1 outcomes of 1 sweeps are stored", "1 outcomes of 1 sweeps are stored",
+                    "0 outcomes of 0 sweeps are stored"]  # fmt: skip
+    assert field.attempts(sweep_id)["base"] == [("measured", "")]
