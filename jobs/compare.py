@@ -11,13 +11,16 @@ from engine.counters import COUNTERS
 from jobs import gates, stats
 from jobs.metrics import METRICS, NOT_RECORDED
 from jobs.model import Expectation, Missing, Reading, RunRecord
-from jobs.verdict import MetricClass, MetricRow, TimeRow
+from jobs.verdict import MetricClass, MetricRow, TimeClass, TimeRow
 
 DIFFERENT_WORK = "different work: the tokens differ"
 NOT_ENGAGED = "not judged: a witness is unmet"
 NOT_COMPARABLE = "not judged: the arms are not comparable"
 NEAR_TIE = "no gain is claimed: a near tie, the tokens differ"
 GATE_OFF = "not judged: the exact gate is off"
+
+THROTTLED = Missing(missing="the card was throttled")
+"""What stands in the place of a time that was taken on a slowed card."""
 
 ABSOLUTE_FLOOR_MS = 0.001
 """A time difference below a microsecond is no change that anybody should act on."""
@@ -190,10 +193,13 @@ def _time_row(name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm
     if klass in ("WORSE", "BETTER") and _below_floor(metric.unit, base.value(name), head.value(name)):
         klass, why = "SAME", f"the difference is below {ABSOLUTE_FLOOR_MS} ms"
     gain = klass == "BETTER"
-    if klass != "NOT_MEASURED" and (standing.different_work or (gain and standing.near_tie)):
+    if klass == "NOT_MEASURED":
+        klass = _why_no_time(name, base, head)
+    elif standing.different_work or (gain and standing.near_tie):
         klass, why = "DIFFERENT_WORK", ""
-    elif klass != "NOT_MEASURED" and standing.unjudged:
+    elif standing.unjudged:
         klass, why = "UNDECIDED", ""
+    why = "; ".join(part for part in (why, *(_kept(name, arm) for arm in (base, head))) if part)
     return TimeRow(
         metric=name,
         unit=metric.unit,
@@ -209,6 +215,24 @@ def _time_row(name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm
         run_ids=_run_ids(base, head),
         note=_note(why, standing, gain=gain),
     )
+
+
+def _why_no_time(name: str, base: MeasuredArm, head: MeasuredArm) -> TimeClass:
+    """What kind of nothing it is where no block holds times of both arms: never a zero, and never a pass."""
+    readings = [[run.readings.get(name, NOT_RECORDED) for run in arm.runs] for arm in (base, head)]
+    if any(THROTTLED in arm for arm in readings):
+        return "THROTTLED_OUT"
+    timed = any(not isinstance(reading, Missing) and reading != 0 for arm in readings for reading in arm)
+    return "NO_VALID_SAMPLE" if timed else "NOT_MEASURED"
+
+
+def _kept(name: str, arm: MeasuredArm) -> str:
+    """How many runs of an arm gave a time, where a slowed card took some; empty where it took none."""
+    throttled = sum(run.readings.get(name, NOT_RECORDED) == THROTTLED for run in arm.runs)
+    if not throttled:
+        return ""
+    times = sum(len(_times(name, arm, block)) for block in sorted({run.block for run in arm.runs}))
+    return f"{times} of {len(arm.runs)} runs of {arm.name} kept: {throttled} on a throttled card"
 
 
 def _block_times(name: str, base: MeasuredArm, head: MeasuredArm) -> list[stats.BlockTimes]:

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 
-from jobs import declared, outcomes, wording
+from jobs import declared, losses, outcomes, wording
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
@@ -61,6 +61,7 @@ def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
         findings=findings,
         cells=cells,
         set_aside=tuple(row for cell in judged for row in cell.set_aside),
+        warnings=losses.warnings(cells),
         notes=declared.notes(doc.manifest, cells),
         blind_spots=wording.blind_spots(doc, cells),
         cells_expected=len(doc.manifest.cells),

@@ -7,14 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs import checks, expressions
-from jobs.compare import MeasuredArm, MeasuredRun, is_time, measured_arm
+from jobs.compare import THROTTLED, MeasuredArm, MeasuredRun, is_time, measured_arm
 from jobs.metrics import is_finite, readings
 from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Missing, Reading, RunFact, RunRecord
 from jobs.natural import natural
 from jobs.order import RUNS_PER_REPEAT
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
-
-THROTTLED = Missing(missing="the card was throttled")
 
 TOP_KEYS = 10
 """Keys shown of an arm, those with the most streamed bytes first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs import compare, gates, judge_pair, judge_runs, outcomes
+from jobs import compare, gates, judge_pair, judge_runs, losses, outcomes
 from jobs.docket import Docket
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence, set_aside, view, weigh
@@ -203,6 +203,7 @@ class _Cell:
             invariants=tuple(row for arm in self.arms for row in arm.invariants),
             exact=tuple(self.exact),
             time=tuple(self.time),
+            losses=losses.rows(self.arms),
             notes=(*self.notes, *self._margin_notes()),
         )
         aside = tuple(row for arm in self.arms for row in set_aside(self.plan.cell, arm))

@@ -249,7 +249,8 @@ def judge_time(
     """Time metrics of the pair. Where time blocks, open questions do too, and work that differs unless `settled`."""
     control = null.measured if null is not None and null.records() else None
     rows = compare.time_rows(base.measured, head.measured, control, standing)
-    open_ = {"UNDECIDED", "NOT_MEASURED"} | ({"DIFFERENT_WORK"} if standing.different_work and not settled else set())
+    open_ = {"UNDECIDED", "THROTTLED_OUT", "NO_VALID_SAMPLE", "NOT_MEASURED"}
+    open_ |= {"DIFFERENT_WORK"} if standing.different_work and not settled else set()
     for row in rows if not standing.unjudged else ():
         if not METRICS[row.metric].gating:
             continue

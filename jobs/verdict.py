@@ -24,7 +24,9 @@ IdentityClass = Literal[
 MetricClass = Literal[
     "same", "improved", "regressed", "neutral", "declared", "new", "vanished", "not_recorded", "varies"
 ]
-TimeClass = Literal["BETTER", "WORSE", "SAME", "UNDECIDED", "DIFFERENT_WORK", "NOT_MEASURED"]
+TimeClass = Literal[
+    "BETTER", "WORSE", "SAME", "UNDECIDED", "DIFFERENT_WORK", "THROTTLED_OUT", "NO_VALID_SAMPLE", "NOT_MEASURED"
+]
 Outcome = Literal[
     "PASS",
     "IMPROVED",
@@ -185,6 +187,20 @@ class SetAside(Document):
     reason: str
 
 
+class LossRow(Document):
+    """What an arm of a cell lost to its card: attempts set aside as contaminated, runs kept without their times."""
+
+    arm: str
+    attempts: int
+    contaminated: int
+    throttled: int
+
+    @property
+    def lost(self) -> int:
+        """Attempts that gave no time, or nothing at all, because of the card."""
+        return self.contaminated + self.throttled
+
+
 class ArmView(Document):
     """One arm of a cell, as shown: its medians and facts."""
 
@@ -227,7 +243,16 @@ class CellVerdict(Document):
     invariants: tuple[InvariantRow, ...] = ()
     exact: tuple[MetricRow, ...] = ()
     time: tuple[TimeRow, ...] = ()
+    losses: tuple[LossRow, ...] = ()  # of each arm; none where no arm lost anything
     notes: tuple[str, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_absent_losses(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before losses were told where there is none: stored verdicts keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if not self.losses:
+            fields.pop("losses", None)
+        return fields
 
 
 class Verdict(Document):
@@ -243,6 +268,7 @@ class Verdict(Document):
     cells: tuple[CellVerdict, ...] = ()
     set_aside: tuple[SetAside, ...] = ()
     blind_spots: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # what makes the comparison itself doubtful, whatever its outcome
     notes: tuple[str, ...] = ()  # on the sweep as a whole
     cells_expected: int
     cells_judged: int
@@ -263,8 +289,9 @@ class Verdict(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent_notes(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written as before sweeps had notes where there is none."""
+        """Written as before sweeps had notes and warnings where there is none."""
         fields: dict[str, Any] = serialize(self)
-        if not self.notes:
-            fields.pop("notes", None)
+        for name in ("notes", "warnings"):
+            if not getattr(self, name):
+                fields.pop(name, None)
         return fields

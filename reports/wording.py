@@ -58,6 +58,8 @@ TIMES: Final[Mapping[str, tuple[str, Tone]]] = {
     "SAME": ("same within noise", "quiet"),
     "UNDECIDED": ("undecided", "warn"),
     "DIFFERENT_WORK": ("different work", "warn"),
+    "THROTTLED_OUT": ("throttled out", "warn"),
+    "NO_VALID_SAMPLE": ("no valid sample", "warn"),
     "NOT_MEASURED": ("not measured", "quiet"),
 }
 CERTIFICATES: Final[Mapping[str, Tone]] = {

@@ -44,7 +44,7 @@ _BESIDE: Final = (
 def build(view: SweepView, scope: Scope) -> Section:
     """Findings with their remedies first, then the rows that moved, worst first."""
     telling = [*_findings(view, scope), *_logs(view, scope), *_rows(view, scope)]
-    blocks: list[Block] = [*_arms(view), *_side_by_side(view, scope), *telling]
+    blocks: list[Block] = [*_arms(view), *_warnings(view, scope), *_side_by_side(view, scope), *telling]
     if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
     blocks += _notes(view, scope)
@@ -84,6 +84,14 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
         for finding in shown
     )
     return [Table("Findings", columns, rows, more=len(findings) - len(shown))]
+
+
+def _warnings(view: SweepView, scope: Scope) -> list[Block]:
+    """What makes the comparison itself doubtful, before any figure of it."""
+    said = view.verdict.warnings
+    left = len(said) - scope.rows
+    more = [Paragraph(words(f"{plural(left, 'more warning')} in the JSON form."), "warn")] if left > 0 else []
+    return [*(Paragraph(words(State("warning", "warn"), f": {one}"), "warn") for one in said[: scope.rows]), *more]
 
 
 def _notes(view: SweepView, scope: Scope) -> list[Block]:

@@ -15,6 +15,7 @@ from jobs.model import (
     Generation,
     Invariant,
     JudgeInput,
+    Missing,
     RunFact,
     RunSettings,
 )
@@ -175,7 +176,11 @@ def test_a_throttled_card_leaves_tokens_and_bytes_and_takes_its_times(documents:
     )
     verdict = verdict_of(documents.sweep(head=documents.stable_arm(record={"certificate": hot})))
     assert (verdict.outcome, verdict.exit_code) == ("IMPROVED", 0)
-    assert {row.klass for row in verdict.cells[0].time} == {"NOT_MEASURED"}
+    rows = [row for row in verdict.cells[0].time if row.metric == "decode_ms_per_token"]
+    assert [(row.klass, row.note) for row in rows] == [
+        ("THROTTLED_OUT", "no block holds both arms; 0 of 2 runs of head kept: 2 on a throttled card")
+    ]
+    assert not isinstance(rows[0].base_median, Missing) and isinstance(rows[0].head_median, Missing)
     assert any("throttled" in note for note in verdict.cells[0].notes)
 
 
