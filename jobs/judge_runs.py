@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from jobs import checks, matching
+from jobs import checks, matching, plausible
 from jobs.docket import Docket
 from jobs.judge_arm import ArmEvidence
 from jobs.model import CellPlan, RunFact
@@ -50,7 +50,11 @@ def find_faults(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, is_base: bo
         if where:
             message = f"{arm.name}'s logits are not finite ({where})"
             docket.add("VIOLATION", "identity", message, arm=arm.name, run_ids=[record.run_id])
-    invalid = {fault: record.run_id for record in arm.records() for fault in checks.invalid_figures(record)}
+    invalid = {
+        fault: record.run_id
+        for record in arm.records()
+        for fault in (*checks.invalid_figures(record), *plausible.impossible(record))
+    }
     if invalid:
         first = next(iter(invalid))
         more = f" and {len(invalid) - 1} more" if len(invalid) > 1 else ""

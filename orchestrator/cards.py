@@ -58,6 +58,8 @@ class CardSnapshot:
     persistence: bool | None = None
     pcie_generation: int | None = None
     pcie_width: int | None = None
+    max_pcie_generation: int | None = None
+    max_pcie_width: int | None = None
     unsupported: frozenset[str] = frozenset()
     errors: tuple[tuple[str, str], ...] = ()
 

@@ -134,6 +134,8 @@ def _reads(nv: Any, handle: Any) -> list[tuple[tuple[str, ...], Callable[[], tup
         (("persistence",), lambda: (bool(nv.nvmlDeviceGetPersistenceMode(handle)),)),
         (("pcie_generation",), lambda: (int(nv.nvmlDeviceGetCurrPcieLinkGeneration(handle)),)),
         (("pcie_width",), lambda: (int(nv.nvmlDeviceGetCurrPcieLinkWidth(handle)),)),
+        (("max_pcie_generation",), lambda: (int(nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),)),
+        (("max_pcie_width",), lambda: (int(nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),)),
     ]
 
 

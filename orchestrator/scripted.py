@@ -39,6 +39,8 @@ _CLEAR = CardSnapshot(
     persistence=True,
     pcie_generation=5,
     pcie_width=16,
+    max_pcie_generation=5,
+    max_pcie_width=16,
 )
 _FIELDS = {f.name for f in fields(CardSnapshot)} - {"uuid", "errors"}
 

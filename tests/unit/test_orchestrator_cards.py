@@ -95,6 +95,8 @@ def fake_nvml(**changes: Any) -> Any:
         "nvmlDeviceGetPersistenceMode": lambda _h: 1,
         "nvmlDeviceGetCurrPcieLinkGeneration": lambda _h: 5,
         "nvmlDeviceGetCurrPcieLinkWidth": lambda _h: 16,
+        "nvmlDeviceGetMaxPcieLinkGeneration": lambda _h: 6,
+        "nvmlDeviceGetMaxPcieLinkWidth": lambda _h: 16,
     }
     return SimpleNamespace(**{**calls, **changes})
 
@@ -119,6 +121,7 @@ def test_nvml_reads_every_field_and_keeps_none_for_untold_memory(monkeypatch: py
     assert snapshot.processes == (CardProcess(12, 5), CardProcess(13, None))
     assert snapshot.used_bytes == 615 << 20
     assert (snapshot.mig_enabled, snapshot.remap_pending, snapshot.pcie_width) == (False, False, 16)
+    assert (snapshot.pcie_generation, snapshot.max_pcie_generation, snapshot.max_pcie_width) == (5, 6, 16)
     assert not snapshot.errors
     probe.close()
 
