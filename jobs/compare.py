@@ -25,6 +25,9 @@ THROTTLED = Missing(missing="the card was throttled")
 ABSOLUTE_FLOOR_MS = 0.001
 """A time difference below a microsecond is no change that anybody should act on."""
 
+TIME_METRICS = tuple(metric.name for metric in METRICS.values() if not metric.exact)
+"""Metrics that a clock gives, in the order of their rows."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
@@ -120,11 +123,19 @@ def differing(base: MeasuredArm, null: MeasuredArm) -> dict[str, tuple[Reading, 
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
+@dataclass(frozen=True, slots=True)
+class TimePlan:
+    """What was planned before anything was measured: a cell's blocks, and how many time rows the sweep compares."""
+
+    blocks: int
+    rows: int = 1
+
+
 def time_rows(
-    base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, standing: Standing
+    base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, plan: TimePlan, standing: Standing
 ) -> tuple[TimeRow, ...]:
     """One row for each time metric: the ratio head / base inside blocks, with its noise."""
-    return tuple(_time_row(metric.name, base, head, null, standing) for metric in METRICS.values() if not metric.exact)
+    return tuple(_time_row(name, base, head, null, plan, standing) for name in TIME_METRICS)
 
 
 # ---- exact -------------------------------------------------------------------------------------------------------
@@ -185,13 +196,20 @@ def _run_ids(*arms: MeasuredArm) -> tuple[str, ...]:
 # ---- time --------------------------------------------------------------------------------------------------------
 
 
-def _time_row(name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, standing: Standing) -> TimeRow:
+def _time_row(
+    name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, plan: TimePlan, standing: Standing
+) -> TimeRow:
     metric = METRICS[name]
-    pair = stats.paired_ratio(_block_times(name, base, head))
-    control = stats.paired_ratio(_block_times(name, base, null)) if null else None
-    klass, why = stats.classify(pair, control, lower_is_better=metric.direction == "lower")
-    if klass in ("WORSE", "BETTER") and _below_floor(metric.unit, base.value(name), head.value(name)):
-        klass, why = "SAME", f"the difference is below {ABSOLUTE_FLOOR_MS} ms"
+    first = stats.screening_blocks(plan.blocks)
+    evidence = stats.TimeEvidence(
+        _block_times(name, base, head, range(first)),
+        _block_times(name, base, head, range(first, plan.blocks)),
+        _block_times(name, base, null, range(first, plan.blocks)) if null else None,
+        plan.rows,
+        _floor(metric.unit, base.value(name)),
+    )
+    decision = stats.decide(evidence, lower_is_better=metric.direction == "lower")
+    klass, why, pair, control = decision.klass, decision.why, decision.pair, decision.null
     gain = klass == "BETTER"
     if klass == "NOT_MEASURED":
         klass = _why_no_time(name, base, head)
@@ -235,9 +253,9 @@ def _kept(name: str, arm: MeasuredArm) -> str:
     return f"{times} of {len(arm.runs)} runs of {arm.name} kept: {throttled} on a throttled card"
 
 
-def _block_times(name: str, base: MeasuredArm, head: MeasuredArm) -> list[stats.BlockTimes]:
-    blocks = sorted({run.block for run in base.runs} & {run.block for run in head.runs})
-    return [stats.BlockTimes(_times(name, base, block), _times(name, head, block)) for block in blocks]
+def _block_times(name: str, base: MeasuredArm, head: MeasuredArm, blocks: range) -> tuple[stats.BlockTimes, ...]:
+    shared = sorted({run.block for run in base.runs} & {run.block for run in head.runs} & set(blocks))
+    return tuple(stats.BlockTimes(_times(name, base, block), _times(name, head, block)) for block in shared)
 
 
 def _times(name: str, arm: MeasuredArm, block: int) -> tuple[float, ...]:
@@ -245,7 +263,8 @@ def _times(name: str, arm: MeasuredArm, block: int) -> tuple[float, ...]:
     return tuple(float(v) for v in values if not isinstance(v, Missing) and math.isfinite(v) and v > 0)
 
 
-def _below_floor(unit: str, base: Reading, head: Reading) -> bool:
-    if not unit.startswith("ms") or isinstance(base, Missing) or isinstance(head, Missing):
-        return False
-    return abs(head - base) < ABSOLUTE_FLOOR_MS
+def _floor(unit: str, base: Reading) -> float:
+    """The relative floor, or the absolute one as a share of base where that is wider."""
+    if not unit.startswith("ms") or isinstance(base, Missing) or not base > 0:
+        return stats.RELATIVE_FLOOR
+    return max(stats.RELATIVE_FLOOR, ABSOLUTE_FLOOR_MS / base)

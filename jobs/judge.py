@@ -11,9 +11,10 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 
-from jobs import declared, losses, outcomes, wording
+from jobs import declared, losses, outcomes, stats, wording
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
+from jobs.judge_pair import rows_of_time
 from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.verdict import Finding, Outcome, Verdict
@@ -39,7 +40,8 @@ def concluded(doc: JudgeInput, why: str) -> Verdict:
 
 def _judged(doc: JudgeInput, room: int) -> list[JudgedCell]:
     given = {cell.plan.cell: cell for cell in doc.cells}
-    return [_judge_plan(doc, plan, given.get(plan.cell), room) for plan in doc.manifest.cells]
+    rows = rows_of_time(doc.manifest)
+    return [_judge_plan(doc, plan, given.get(plan.cell), room, rows) for plan in doc.manifest.cells]
 
 
 def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
@@ -68,6 +70,7 @@ def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
         cells_judged=sum(cell.compared for cell in judged),
         varies=doc.manifest.varies,
         gate={"identity": gate.identity, "exact": gate.exact, "time": gate.time},
+        time_false_alarms=stats.FALSE_ALARMS if any(cell.time for cell in cells) else None,
         input_digest=input_digest(doc),
         stamp=doc.stamp,
     )
@@ -105,13 +108,13 @@ def input_digest(doc: JudgeInput) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _judge_plan(doc: JudgeInput, plan: CellPlan, given: CellInput | None, room: int) -> JudgedCell:
+def _judge_plan(doc: JudgeInput, plan: CellPlan, given: CellInput | None, room: int, time_rows: int) -> JudgedCell:
     runs = given.runs if given else ()
     first: dict[str, RunFact] = {}
     for run in runs:
         first.setdefault(run.run_id, run)
     answers = [answer for answer in doc.adjudications if answer.asked.cell == plan.cell]
-    return judge_cell(doc.manifest, plan, tuple(first.values()), answers, room)
+    return judge_cell(doc.manifest, plan, tuple(first.values()), answers, room=room, time_rows=time_rows)
 
 
 def _document_findings(doc: JudgeInput) -> Iterable[Finding]:

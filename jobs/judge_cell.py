@@ -32,25 +32,34 @@ class JudgedCell:
 
 
 def judge_cell(
-    manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], answers: Sequence[Adjudication] = (), room: int = 0
+    manifest: Manifest,
+    plan: CellPlan,
+    runs: Sequence[RunFact],
+    answers: Sequence[Adjudication] = (),
+    *,
+    room: int,
+    time_rows: int,
 ) -> JudgedCell:
     """Judge one cell of the manifest; `runs` in block order, without duplicates; `answers` of the oracle about it.
 
-    `room`: how many questions the sweep may still ask.
+    `room`: how many questions the sweep may still ask. `time_rows`: how many rows of time it compares in all.
     """
-    return _Cell(manifest, plan, runs, Inquiry(plan, manifest.identity, answers, room)).judge()
+    return _Cell(manifest, plan, runs, Inquiry(plan, manifest.identity, answers, room), time_rows).judge()
 
 
 class _Cell:
     """The steps of one cell's judgement, in order, over one docket."""
 
-    def __init__(self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], inquiry: Inquiry) -> None:
+    def __init__(
+        self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], inquiry: Inquiry, time_rows: int
+    ) -> None:
         self.manifest = manifest
         self.plan = plan
         least = manifest.identity.min_tokens or plan.settings.tokens
         self.contract = manifest.identity.model_copy(update={"min_tokens": least})
         self.docket = Docket(plan.cell, manifest.gate)
         self.inquiry = inquiry
+        self.time_plan = compare.TimePlan(plan.blocks, time_rows)
         known = {arm.name: arm for arm in manifest.arms}
         self.arms = [
             weigh(plan, known[name], [run for run in runs if run.arm == name]) for name in plan.arms if name in known
@@ -58,8 +67,8 @@ class _Cell:
         self.base = next((arm for arm in self.arms if arm.plan.role == "base"), None)
         self.nulls = [arm for arm in self.arms if arm.plan.role == "null"]
         self.others = [arm for arm in self.arms if arm.plan.role in ("head", "variant")]
-        heads = [arm for arm in self.others if arm.plan.role == "head"]
-        self.tested = heads or self.others
+        tested = judge_pair.tested_arms([arm.plan for arm in self.arms])
+        self.tested = [arm for arm in self.arms if arm.plan in tested]
         self.strangers = sorted({run.arm for run in runs} - {arm.name for arm in self.arms})
         self.notes: list[str] = []
         self.self_rows: dict[str, tuple[IdentityRow, ...]] = {}
@@ -161,7 +170,9 @@ class _Cell:
         exact = judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
         self.notes += [f"{row.metric} of {arm.name}: {gates.NO_STEP}" for row in exact if gates.NO_STEP in row.note]
         self.exact += exact
-        self.time += judge_pair.judge_time(self.docket, self.manifest, base, arm, null, standing, settled=settled)
+        self.time += judge_pair.judge_time(
+            self.docket, self.manifest, base, arm, null, self.time_plan, standing, settled=settled
+        )
 
     def _capture(self, arm: ArmEvidence) -> bool:
         """Whether an arm was asked to capture; the engine captures unless told otherwise."""

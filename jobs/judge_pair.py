@@ -11,7 +11,7 @@ from jobs.identity import ArmStreams, Stream
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence
 from jobs.metrics import METRICS
-from jobs.model import CellPlan, IdentityContract, Manifest, Missing
+from jobs.model import ArmPlan, CellPlan, IdentityContract, Manifest, Missing
 from jobs.verdict import IdentityRow, MetricRow, TimeRow
 
 Card = tuple[str, ...]
@@ -242,13 +242,14 @@ def judge_time(
     base: ArmEvidence,
     head: ArmEvidence,
     null: ArmEvidence | None,
+    plan: compare.TimePlan,
     standing: compare.Standing,
     *,
     settled: bool,
 ) -> tuple[TimeRow, ...]:
     """Time metrics of the pair. Where time blocks, open questions do too, and work that differs unless `settled`."""
     control = null.measured if null is not None and null.records() else None
-    rows = compare.time_rows(base.measured, head.measured, control, standing)
+    rows = compare.time_rows(base.measured, head.measured, control, plan, standing)
     open_ = {"UNDECIDED", "THROTTLED_OUT", "NO_VALID_SAMPLE", "NOT_MEASURED"}
     open_ |= {"DIFFERENT_WORK"} if standing.different_work and not settled else set()
     for row in rows if not standing.unjudged else ():
@@ -263,6 +264,18 @@ def judge_time(
             message = f"time gates and {row.metric} is not decided: {row.note}"
             docket.add("MISSING", "time", message, arm=head.name, remedy=remedy, run_ids=row.run_ids)
     return rows
+
+
+def rows_of_time(manifest: Manifest) -> int:
+    """How many time rows the sweep as planned compares: what its rate of false alarms is shared out over."""
+    known = {arm.name: arm for arm in manifest.arms}
+    tested = (tested_arms([known[name] for name in cell.arms if name in known]) for cell in manifest.cells)
+    return max(1, sum(map(len, tested)) * len(compare.TIME_METRICS))
+
+
+def tested_arms(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
+    """Arms whose figures are judged against base's: the heads, or the variants where there is none."""
+    return [arm for arm in arms if arm.role == "head"] or [arm for arm in arms if arm.role == "variant"]
 
 
 def by_card(arm: ArmEvidence, contract: IdentityContract) -> Mapping[Card, ArmStreams]:

@@ -16,18 +16,21 @@ RUNS_PER_REPEAT = 2
 
 def run_order(plan: CellPlan, block: int) -> tuple[str, ...]:
     """Arm names of one block's runs, in order; `block` counts from 0."""
-    return arm_order(plan.arms, plan.order, plan.repeats, seed=f"{plan.cell}#{block}")
+    return arm_order(plan.arms, plan.order, plan.repeats, seed=f"{plan.cell}#{block}", block=block)
 
 
-def arm_order(arms: Sequence[str], order: Order, repeats: int, seed: str) -> tuple[str, ...]:
+def arm_order(arms: Sequence[str], order: Order, repeats: int, seed: str, block: int = 0) -> tuple[str, ...]:
     """`len(arms) * 2 * repeats` names.
 
-    ABBA is the balanced palindrome (arms, then arms reversed), which cancels a linear drift within the block.
+    ABBA is the balanced palindrome (arms, then arms reversed), which cancels a linear drift within the block; each
+    block begins one arm further on, so that what a place in the block costs falls to each arm in turn.
     `random` is a shuffle fixed by `seed`, so a resumed or repeated sweep has the same plan. `sequential` runs all of
     an arm before the next: kept to show what drift does, never the default.
     """
     if order == "ABBA":
-        return (*arms, *reversed(arms)) * repeats
+        lead = block % len(arms) if arms else 0
+        turned = (*arms[lead:], *arms[:lead])
+        return (*turned, *reversed(turned)) * repeats
     if order == "sequential":
         return tuple(arm for arm in arms for _ in range(RUNS_PER_REPEAT * repeats))
     slots = [(arm, number) for arm in arms for number in range(RUNS_PER_REPEAT * repeats)]

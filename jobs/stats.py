@@ -1,9 +1,10 @@
-"""Time: the ratio of two arms inside blocks, its interval, and the smallest change that could have been seen.
+"""Time: the ratio of two arms inside blocks, decided in two stages, with its interval and smallest detectable change.
 
 A block holds both arms in balanced order on one card, so what a block shares (card, clocks, heat, a linear drift)
 cancels in its ratio. The unit of evidence is therefore the block, never the run or the step: samples inside a run are
-correlated. Interval: Student t over the blocks' log ratios. Smallest detectable change: what a two-sided test at this
-confidence would find with probability `POWER`, given the spread that the blocks showed.
+correlated. The first blocks screen, the others alone decide, so that no figure is used twice. Interval: Student t over
+the deciding blocks' log ratios, at a level shared out over all time rows of a sweep (Bonferroni, which holds however
+the rows hang together). `benchmarks.time_decisions` measures what this finds, and finds in error.
 """
 
 from __future__ import annotations
@@ -12,18 +13,34 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy.special import stdtrit
+from scipy.special import nctdtrinc, stdtrit
 
 from jobs.model import Missing, Reading
 from jobs.verdict import TimeClass
 
+FALSE_ALARMS = 0.01
+"""The largest share of sweeps without any change in which some time row may read BETTER or WORSE."""
+
 CONFIDENCE = 0.99
+"""Of the interval of what is looked at by itself: a null arm, or blocks too few to decide."""
+
 POWER = 0.8
+SCREEN_CONFIDENCE = 0.9
+SCREENING_SHARE = 3
+"""One block in three screens: 8 of the default 24, and 16 decide."""
+
+MIN_SCREENING = 2
 MIN_BLOCKS = 4
-"""Below four blocks the 99 % multiplier of Student t is 9.9 or more: wider than anything it should decide."""
+"""Below four deciding blocks the 99 % multiplier of Student t is 9.9 or more: wider than anything it should decide."""
+
+LEAST_PLANNED = 6
+"""The fewest blocks of which `MIN_SCREENING` screen and `MIN_BLOCKS` decide."""
 
 RELATIVE_FLOOR = 0.01
 """A ratio nearer to 1 than this is no change that anybody should act on."""
+
+LOG_LIMIT = 700.0
+"""Beyond it an exponential leaves the range of a float."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +62,73 @@ class PairedRatio:
     smallest_detectable: Reading
 
 
-def paired_ratio(blocks: Sequence[BlockTimes]) -> PairedRatio:
-    """Geometric mean of the blocks' ratios with its interval. Values must be positive; empty sides are left out."""
+@dataclass(frozen=True, slots=True)
+class TimeEvidence:
+    """One metric of two arms: blocks that screen, fresh blocks that decide, and base's null arm in the latter.
+
+    `null` is None where the sweep has no null arm. `rows`: how many time rows the sweep compares in all. `floor`: the
+    relative change below which there is nothing to find.
+    """
+
+    screening: tuple[BlockTimes, ...]
+    deciding: tuple[BlockTimes, ...]
+    null: tuple[BlockTimes, ...] | None = None
+    rows: int = 1
+    floor: float = RELATIVE_FLOOR
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the evidence comes to and why; `pair` is of the deciding blocks, or of all where they are too few."""
+
+    klass: TimeClass
+    why: str
+    pair: PairedRatio
+    null: PairedRatio | None
+
+
+def screening_blocks(planned: int) -> int:
+    """How many of a cell's first blocks screen; the others decide."""
+    return planned // SCREENING_SHARE
+
+
+def decide(evidence: TimeEvidence, *, lower_is_better: bool) -> Decision:
+    """BETTER, WORSE, SAME or UNDECIDED.
+
+    WORSE and BETTER need the whole interval of the deciding blocks beyond the floor and screening blocks that moved the
+    same way; SAME needs the whole interval within the floor. A null arm beyond the floor shows that blocks differ for
+    reasons outside the code: nothing is decided then.
+    """
+    screen, fresh = evidence.screening, evidence.deciding
+    floor = evidence.floor
+    null = None if evidence.null is None else paired_ratio(evidence.null, floor=floor)
+    pair = paired_ratio(fresh, confidence=1 - FALSE_ALARMS / evidence.rows, floor=floor)
+    if pair.blocks < MIN_BLOCKS:
+        every = paired_ratio((*screen, *fresh), floor=floor)
+        if every.blocks == 0:
+            return Decision("NOT_MEASURED", "no block holds both arms", every, null)
+        return Decision("UNDECIDED", _too_few(every.blocks), every, null)
+    if null and _way(null, floor):
+        return Decision("UNDECIDED", "the null arm, base against itself, moved as well", pair, null)
+    note = "" if null else "no null arm: unsteadiness of the host would not show"
+    way = _way(pair, floor)
+    if way and _screened(screen, floor) != way:
+        return Decision("UNDECIDED", "the blocks that screen did not show it", pair, null)
+    if way:
+        return Decision("WORSE" if (way > 0) == lower_is_better else "BETTER", note, pair, null)
+    if _within(pair, floor):
+        return Decision("SAME", note, pair, null)
+    return Decision("UNDECIDED", f"the interval holds changes both below and above {floor:.2g}", pair, null)
+
+
+def paired_ratio(
+    blocks: Sequence[BlockTimes], *, confidence: float = CONFIDENCE, floor: float = RELATIVE_FLOOR
+) -> PairedRatio:
+    """Geometric mean of the blocks' ratios with its interval. Values must be positive; empty sides are left out.
+
+    The smallest detectable change is the slowdown whose interval lies beyond `floor` with probability `POWER`, by the
+    noncentral t distribution and the spread that the blocks showed.
+    """
     logs = sorted(_log_ratio(block) for block in blocks if block.base and block.head)
     n = len(logs)
     if n == 0:
@@ -57,45 +139,41 @@ def paired_ratio(blocks: Sequence[BlockTimes]) -> PairedRatio:
         alone = Missing(missing="one block: no noise can be told from it")
         return PairedRatio(1, math.exp(mean), alone, alone, alone)
     error = math.sqrt(math.fsum((value - mean) ** 2 for value in logs) / (n - 1) / n)
-    wide = float(stdtrit(n - 1, 0.5 + CONFIDENCE / 2))
-    reach = (wide + float(stdtrit(n - 1, POWER))) * error
+    wide = float(stdtrit(n - 1, 0.5 + confidence / 2))
+    reach = math.log1p(floor) + float(nctdtrinc(n - 1, 1 - POWER, wide)) * error
+    beyond = Missing(missing="the blocks disagree beyond any use")
     return PairedRatio(
         n,
         math.exp(mean),
         math.exp(mean - wide * error),
-        math.exp(mean + wide * error),
-        math.expm1(reach) if reach < 700 else Missing(missing="the blocks disagree beyond any use"),
+        math.exp(mean + wide * error) if mean + wide * error < LOG_LIMIT else beyond,
+        math.expm1(reach) if reach < LOG_LIMIT else beyond,
     )
 
 
-def classify(pair: PairedRatio, null: PairedRatio | None, *, lower_is_better: bool) -> tuple[TimeClass, str]:
-    """BETTER, WORSE, SAME or UNDECIDED, and why.
-
-    WORSE or BETTER need an interval clear of 1 and a ratio beyond the floor; SAME an interval within the floor. A null
-    arm whose own interval is clear of 1 shows that blocks differ for reasons outside the code: nothing is decided then.
-    """
-    low, high, ratio = pair.low, pair.high, pair.ratio
-    if pair.blocks == 0 or isinstance(ratio, Missing):
-        return "NOT_MEASURED", "no block holds both arms"
-    if pair.blocks < MIN_BLOCKS or isinstance(low, Missing) or isinstance(high, Missing):
-        return "UNDECIDED", f"{pair.blocks} block{'s' * (pair.blocks > 1)}: at least {MIN_BLOCKS} are needed to decide"
-    if null and _is_clear_of_one(null):
-        return "UNDECIDED", "the null arm, base against itself, moved as well: the host or card is not steady"
-    note = "" if null else "no null arm: unsteadiness of the host would not show"
-    slower, faster = 1 + RELATIVE_FLOOR, 1 / (1 + RELATIVE_FLOOR)
-    if low > 1 and ratio >= slower:
-        return ("WORSE" if lower_is_better else "BETTER"), note
-    if high < 1 and ratio <= faster:
-        return ("BETTER" if lower_is_better else "WORSE"), note
-    if low >= faster and high <= slower:
-        return "SAME", note
-    return "UNDECIDED", f"the interval holds both no change and more than {RELATIVE_FLOOR:.0%}"
+def _screened(screening: Sequence[BlockTimes], floor: float) -> int:
+    """Which way the first blocks moved: 1 slower, -1 faster, 0 not so that it is worth deciding."""
+    pair = paired_ratio(screening, confidence=SCREEN_CONFIDENCE)
+    if pair.blocks < MIN_SCREENING or isinstance(pair.ratio, Missing):
+        return 0
+    return _way(pair, 0.0) if not 1 / (1 + floor) < pair.ratio < 1 + floor else 0
 
 
-def _is_clear_of_one(pair: PairedRatio) -> bool:
+def _way(pair: PairedRatio, floor: float) -> int:
+    """1 where the whole interval is above the floor, -1 where it is below, else 0."""
+    if not isinstance(pair.low, Missing) and pair.low > 1 + floor:
+        return 1
+    return -1 if not isinstance(pair.high, Missing) and pair.high < 1 / (1 + floor) else 0
+
+
+def _within(pair: PairedRatio, floor: float) -> bool:
     if isinstance(pair.low, Missing) or isinstance(pair.high, Missing):
         return False
-    return pair.low > 1 or pair.high < 1
+    return pair.low >= 1 / (1 + floor) and pair.high <= 1 + floor
+
+
+def _too_few(blocks: int) -> str:
+    return f"{blocks} block{'s' * (blocks > 1)}: at least {LEAST_PLANNED} are needed to screen and to decide"
 
 
 def _log_ratio(block: BlockTimes) -> float:

@@ -274,6 +274,7 @@ class Verdict(Document):
     cells_judged: int
     varies: tuple[str, ...] = ()
     gate: dict[str, str] = {}
+    time_false_alarms: float | None = None  # the most sweeps without a change, as a share, that show one in time
     input_digest: str
     stamp: Stamp
 
@@ -288,10 +289,10 @@ class Verdict(Document):
         return found
 
     @model_serializer(mode="wrap")
-    def _without_absent_notes(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written as before sweeps had notes and warnings where there is none."""
+    def _without_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before sweeps had notes, warnings or a rate of false alarms where there is none."""
         fields: dict[str, Any] = serialize(self)
-        for name in ("notes", "warnings"):
+        for name in ("notes", "warnings", "time_false_alarms"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields

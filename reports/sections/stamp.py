@@ -33,6 +33,7 @@ def build(view: SweepView, scope: Scope) -> Section:
         ),
         ("harness", words(f"version {stamp.harness_version}, ", Name(_short(stamp.harness_digest)))),
         *_other_judge(stamp),
+        *_false_alarms(verdict.time_false_alarms),
         ("input digest", words(Name(_short(verdict.input_digest)))),
         ("cards", joined([Name(card) for card in stamp.cards]) or words("none named")),
         ("runs", _runs(view)),
@@ -55,6 +56,13 @@ def _other_judge(stamp: Stamp) -> list[tuple[str, Inlines]]:
     if stamp.judge_digest in ("", stamp.harness_digest):
         return []
     return [("judged by", words(f"another harness, version {stamp.judge_version}, ", Name(_short(stamp.judge_digest))))]
+
+
+def _false_alarms(share: float | None) -> list[tuple[str, Inlines]]:
+    """The rate that the judge of time keeps to, over all rows of a sweep."""
+    if share is None:
+        return []
+    return [("false alarms", words(f"of sweeps without a change, {100 * share:.2g} % at most show one in a time row"))]
 
 
 def commands(view: SweepView, scope: Scope) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from jobs.compare import (
     MeasuredArm,
     MeasuredRun,
     Standing,
+    TimePlan,
     differing,
     exact_rows,
     measured_arm,
@@ -219,8 +220,12 @@ def time_row(rows: tuple[TimeRow, ...], name: str = "decode_ms_per_token") -> Ti
     return next(row for row in rows if row.metric == name)
 
 
+SIX = TimePlan(6)
+"""Blocks enough to decide: two that screen, four that decide."""
+
+
 def test_time_is_undecided_in_one_block_and_says_so() -> None:
-    row = time_row(time_rows(arm("base", {}), arm("head", {}, step_ns=40_000_000), None, Standing()))
+    row = time_row(time_rows(arm("base", {}), arm("head", {}, step_ns=40_000_000), None, TimePlan(1), Standing()))
     assert row.klass == "UNDECIDED"
     assert row.ratio == pytest.approx(2.0)
     assert "1 block" in row.note
@@ -228,8 +233,8 @@ def test_time_is_undecided_in_one_block_and_says_so() -> None:
 
 
 def test_time_worse_over_blocks_with_both_reciprocal_rows() -> None:
-    base, head = arm("base", {}, {}, blocks=4), arm("head", {}, {}, step_ns=24_000_000, blocks=4)
-    rows = time_rows(base, head, base, Standing())
+    base, head = arm("base", {}, {}, blocks=6), arm("head", {}, {}, step_ns=24_000_000, blocks=6)
+    rows = time_rows(base, head, base, SIX, Standing())
     assert time_row(rows).klass == "WORSE"
     assert time_row(rows, "tokens_per_s").klass == "WORSE"  # fewer is worse there
     assert time_row(rows, "prefill_ms").klass == "SAME"
@@ -245,25 +250,55 @@ def test_time_worse_over_blocks_with_both_reciprocal_rows() -> None:
     ],
 )
 def test_time_is_no_claim_where_the_tokens_differ(standing: Standing, klass: str) -> None:
-    base, head = arm("base", {}, blocks=4), arm("head", {}, step_ns=10_000_000, blocks=4)
-    assert {row.klass for row in time_rows(base, head, base, standing)} == {klass}
+    base, head = arm("base", {}, blocks=6), arm("head", {}, step_ns=10_000_000, blocks=6)
+    assert {row.klass for row in time_rows(base, head, base, SIX, standing)} == {klass}
 
 
 def test_after_a_near_tie_a_faster_head_is_no_gain_and_a_slower_one_is_worse() -> None:
-    base, tie = arm("base", {}, blocks=4), Standing(near_tie=True)
-    faster = time_row(time_rows(base, arm("head", {}, step_ns=10_000_000, blocks=4), base, tie))
+    base, tie = arm("base", {}, blocks=6), Standing(near_tie=True)
+    faster = time_row(time_rows(base, arm("head", {}, step_ns=10_000_000, blocks=6), base, SIX, tie))
     assert faster.klass == "DIFFERENT_WORK" and "no gain is claimed" in faster.note
-    assert time_row(time_rows(base, arm("head", {}, step_ns=24_000_000, blocks=4), base, tie)).klass == "WORSE"
-    assert time_row(time_rows(base, base, base, tie)).klass == "SAME"
+    assert time_row(time_rows(base, arm("head", {}, step_ns=24_000_000, blocks=6), base, SIX, tie)).klass == "WORSE"
+    assert time_row(time_rows(base, base, base, SIX, tie)).klass == "SAME"
 
 
 def test_a_difference_below_a_microsecond_is_none() -> None:
-    base, head = arm("base", {}, step_ns=10_000, blocks=4), arm("head", {}, step_ns=10_900, blocks=4)
-    assert time_row(time_rows(base, head, base, Standing())).klass == "SAME"
+    base, head = arm("base", {}, step_ns=10_000, blocks=6), arm("head", {}, step_ns=10_900, blocks=6)
+    assert time_row(time_rows(base, head, base, SIX, Standing())).klass == "SAME"
 
 
 def test_untimed_runs_are_not_measured() -> None:
     base = arm("base", {}, step_ns=0)
-    row = time_row(time_rows(base, base, None, Standing()))
+    row = time_row(time_rows(base, base, None, TimePlan(1), Standing()))
     assert row.klass == "NOT_MEASURED"
     assert not any(isinstance(v, float) and math.isnan(v) for v in (row.ratio, row.low, row.high))
+
+
+def test_the_first_blocks_screen_and_the_others_alone_are_shown() -> None:
+    """Head is 30 % slower in the blocks that decide and 50 % in those that screen: only the former is the figure."""
+    steps = [30_000_000] * 2 + [26_000_000] * 4
+    head = measured_arm("head", [run("head", 0, {}, block=b, step_ns=step) for b, step in enumerate(steps)])
+    row = time_row(time_rows(arm("base", {}, blocks=6), head, arm("null", {}, blocks=6), SIX, Standing()))
+    assert (row.klass, row.blocks) == ("WORSE", 4)
+    assert row.ratio == pytest.approx(1.3)
+
+
+def test_a_block_that_was_planned_to_screen_never_decides() -> None:
+    """Blocks 0 and 1 of six are lost: four are left, all fresh, and none of them may screen."""
+    base = measured_arm("base", [run("base", 0, {}, block=b) for b in range(2, 6)])
+    head = measured_arm("head", [run("head", 0, {}, block=b, step_ns=24_000_000) for b in range(2, 6)])
+    row = time_row(time_rows(base, head, None, SIX, Standing()))
+    assert (row.klass, row.blocks) == ("UNDECIDED", 4)
+    assert "screen" in row.note
+
+
+def test_the_more_rows_a_sweep_has_the_wider_is_each_interval() -> None:
+    steps = [24_000_000 + 100_000 * (b % 3) for b in range(24)]
+    head = measured_arm("head", [run("head", 0, {}, block=b, step_ns=step) for b, step in enumerate(steps)])
+    one, many = (
+        time_row(time_rows(arm("base", {}, blocks=24), head, None, TimePlan(24, rows), Standing())) for rows in (1, 500)
+    )
+    figures = (many.low, one.low, one.ratio, one.smallest_detectable, many.smallest_detectable)
+    many_low, one_low, ratio, one_smallest, many_smallest = (f for f in figures if not isinstance(f, Missing))
+    assert 1.19 < many_low < one_low < ratio
+    assert 0.01 < one_smallest < many_smallest

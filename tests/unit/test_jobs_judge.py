@@ -8,6 +8,7 @@ import pytest
 
 from jobs.judge import concluded, judge
 from jobs.judge_arm import _top_keys
+from jobs.judge_pair import rows_of_time
 from jobs.model import Expectation, Gate, JudgeInput, KeyBytes, Lock, RunSettings, Witness
 from jobs.verdict import CellVerdict, IdentityRow, MetricRow, Verdict
 
@@ -332,11 +333,30 @@ def slower(block: int, run: int) -> int:
 )
 def test_slower_over_blocks_advises_or_blocks(documents: Any, gate: str, outcome: str, code: int) -> None:
     head = documents.stable_arm(step_ns=slower)
-    doc = documents.sweep(head=head, cell={"blocks": 5}, gate=Gate.model_validate({"time": gate}))
+    doc = documents.sweep(head=head, cell={"blocks": 6}, gate=Gate.model_validate({"time": gate}))
     verdict = verdict_of(doc)
     assert (verdict.outcome, verdict.exit_code) == (outcome, code)
     noted = [finding.outcome for finding in verdict.findings]
     assert noted == ([] if gate == "off" else ["TIME_WORSE"])
+
+
+def test_a_verdict_on_times_holds_its_rate_of_false_alarms(documents: Any) -> None:
+    verdict = verdict_of(documents.sweep())
+    assert verdict.time_false_alarms == 0.01
+    without = verdict.model_copy(update={"time_false_alarms": None}).model_dump(mode="json")
+    assert "time_false_alarms" not in without  # as verdicts of before are written
+
+
+@pytest.mark.parametrize(("cells", "roles", "rows"), [(1, ["head"], 3), (4, ["head", "variant"], 12), (4, [], 1)])
+def test_the_rate_is_shared_out_over_all_rows_that_are_planned(
+    documents: Any, cells: int, roles: list[str], rows: int
+) -> None:
+    """Three time metrics for each arm under test of each cell; variants beside a head are only shown."""
+    given = documents.sweep().manifest
+    base = next(arm for arm in given.arms if arm.role == "base")
+    arms = (base, *(base.model_copy(update={"name": f"arm{n}", "role": role}) for n, role in enumerate(roles)))
+    cell = given.cells[0].model_copy(update={"arms": tuple(arm.name for arm in arms)})
+    assert rows_of_time(given.model_copy(update={"arms": arms, "cells": (cell,) * cells})) == rows
 
 
 def test_time_that_blocks_and_is_undecided_is_no_pass(documents: Any) -> None:

@@ -189,6 +189,14 @@ def test_a_dirty_tree_is_told_wherever_its_commit_is(form: Form) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_the_stamp_tells_the_rate_of_false_alarms_of_time_where_one_was_kept(form: Form) -> None:
+    told = "of sweeps without a change, 1 % at most show one in a time row"
+    plain = samples.verdict()
+    assert told in render(plain.model_copy(update={"time_false_alarms": 0.01}), form)
+    assert "of sweeps without a change" not in render(plain, form)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_commands_name_a_store_that_is_not_the_default_one(form: Form, tmp_path: Path) -> None:
     def commands(shown: str) -> set[str]:
         flat = html.unescape(re.sub(r"<[^>]+>", "", shown))
