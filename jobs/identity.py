@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from jobs.model import IdentityContract, Lock, RunRecord
+from jobs.contract import IdentityContract
+from jobs.model import Lock, RunRecord
 from jobs.verdict import IdentityClass, IdentityRow
 
 What = Literal["pair", "self", "null"]
@@ -231,7 +232,8 @@ def _prefix_class(left: Stream, right: Stream) -> Literal["SHORT", "LONG"] | Non
 def _least_excused(
     bad: Sequence[tuple[Stream, Stream]], contract: IdentityContract, first: int, oracle: Oracle
 ) -> tuple[Stream, Stream, IdentityClass, str]:
-    """The difference that names the row: the first, unless it may be a near tie and a later one may not.
+    """The difference that names the row: the first of those with the least excuse, which a near tie that the contract
+    takes has most of.
 
     The same two lists of ids in a later generation are the same difference again.
     """
@@ -241,8 +243,14 @@ def _least_excused(
         if same not in found:
             klass, why = _class_of(left, right, contract, later=left.generation != first, oracle=oracle)
             found[same] = (left, right, klass, why)
-    excuse: dict[IdentityClass, int] = {"UNADJUDICATED": 1, "NEAR_TIE": 2}
-    return min(found.values(), key=lambda one: excuse.get(one[2], 0))
+    return min(found.values(), key=lambda one: _excuse(one[0], one[1], one[2], contract))
+
+
+def _excuse(left: Stream, right: Stream, klass: IdentityClass, contract: IdentityContract) -> int:
+    if klass == "NEAR_TIE":
+        at = common_prefix(left.ids, right.ids)
+        return 3 if contract.takes(left.sequence, at, left.ids[at], right.ids[at]) else 2
+    return 1 if klass == "UNADJUDICATED" else 0
 
 
 def _class_of(
@@ -261,7 +269,13 @@ def _class_of(
         return "VIOLATION", f"base's gap there is {gap:.4g}, too clear for a near tie"
     known = "is not recorded" if gap is None else f"is {gap:.4g}"
     klass, why = oracle(left, right)
-    return klass, f"base's gap there {known}; {why}"
+    listed = _listing(left, right, at, contract) if klass == "NEAR_TIE" and contract.near_ties == "listed" else ""
+    return klass, f"base's gap there {known}; {why}{listed}"
+
+
+def _listing(left: Stream, right: Stream, at: int, contract: IdentityContract) -> str:
+    entry = contract.listed(left.sequence, at, left.ids[at], right.ids[at])
+    return "; the contract does not list it" if entry is None else f"; the contract lists it: {entry.reason}"
 
 
 def _ends(stream: Stream) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from jobs.contract import IdentityContract
 from jobs.identity import NO_ORACLE, Oracle, Stream, common_prefix
 from jobs.judge_arm import ArmEvidence
-from jobs.model import CellPlan, IdentityContract, RunRecord
+from jobs.model import CellPlan, RunRecord
 from jobs.near_tie import Adjudication, FollowUp, ruled
 from jobs.verdict import IdentityClass
 

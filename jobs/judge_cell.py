@@ -55,8 +55,7 @@ class _Cell:
     ) -> None:
         self.manifest = manifest
         self.plan = plan
-        least = manifest.identity.min_tokens or plan.settings.tokens
-        self.contract = manifest.identity.model_copy(update={"min_tokens": least})
+        self.contract = manifest.identity.for_cell(plan.prompt, plan.settings.tokens)
         self.docket = Docket(plan.cell, manifest.gate)
         self.inquiry = inquiry
         self.time_plan = compare.TimePlan(plan.blocks, time_rows)
@@ -161,7 +160,7 @@ class _Cell:
             prefix=f"arm {arm.name}" if len(self.tested) > 1 else "",
             capture_varies="capture" in self.manifest.varies and self._capture(base) != self._capture(arm),
         )
-        settled = judge_pair.is_settled(self.manifest, rows)
+        settled = judge_pair.is_settled(self.manifest, self.contract, rows)
         if lengths is not None and not reason and not settled and self.manifest.gate.exact != "off":
             judge_pair.find_other_lengths(self.docket, self.manifest, arm, lengths)
         null = self.nulls[0] if self.nulls else None

@@ -6,12 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from jobs import compare, declared, gates, identity, matching, wording
+from jobs.contract import IdentityContract
 from jobs.docket import Docket
 from jobs.identity import ArmStreams, Stream
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence
 from jobs.metrics import METRICS
-from jobs.model import ArmPlan, CellPlan, IdentityContract, Manifest, Missing
+from jobs.model import ArmPlan, CellPlan, Manifest, Missing
 from jobs.verdict import IdentityRow, MetricRow, TimeRow
 
 Card = tuple[str, ...]
@@ -126,7 +127,7 @@ def find_differences(
                 wording.difference(row),
                 arm=other.name,
                 run_ids=row.run_ids,
-                note=row.klass == "NEAR_TIE" and contract.near_ties == "allow",
+                note=row.klass == "NEAR_TIE" and _takes(contract, row),
             )
 
 
@@ -185,10 +186,10 @@ def other_lengths(base: ArmEvidence, head: ArmEvidence, contract: IdentityContra
     return next((pair for pair in found if pair is not None), None)
 
 
-def is_settled(manifest: Manifest, rows: Sequence[IdentityRow]) -> bool:
+def is_settled(manifest: Manifest, contract: IdentityContract, rows: Sequence[IdentityRow]) -> bool:
     """Whether the tokens alone already cost an exit code, so that figures of other tokens need no finding of theirs."""
-    free = {"IDENTICAL"} | ({"NEAR_TIE"} if manifest.identity.near_ties == "allow" else set())
-    return manifest.gate.identity == "block" and any(row.klass not in free for row in rows)
+    free = [row.klass == "IDENTICAL" or (row.klass == "NEAR_TIE" and _takes(contract, row)) for row in rows]
+    return manifest.gate.identity == "block" and not all(free)
 
 
 def find_other_lengths(docket: Docket, manifest: Manifest, head: ArmEvidence, lengths: tuple[Stream, Stream]) -> None:
@@ -286,6 +287,12 @@ def by_card(arm: ArmEvidence, contract: IdentityContract) -> Mapping[Card, ArmSt
     for index, record in enumerate(records):
         groups.setdefault(tuple(str(record.device.get(key, "")) for key in keys), []).append(index)
     return {card: identity.streams_of(arm.name, [records[index] for index in groups[card]]) for card in sorted(groups)}
+
+
+def _takes(contract: IdentityContract, row: IdentityRow) -> bool:
+    """Whether the contract takes a near tie as its row shows it."""
+    assert row.first_difference is not None, row
+    return contract.takes(row.sequence, row.first_difference, row.left_id, row.right_id)
 
 
 def _absence(row: MetricRow, base: ArmEvidence, head: ArmEvidence) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
+from jobs.contract import IdentityContract
 from jobs.document import Document
 from jobs.near_tie import Adjudication
 
@@ -37,29 +38,6 @@ class Gate(Document):
     identity: GateAction = "block"
     exact: GateAction = "block"
     time: GateAction = "advise"
-
-
-class IdentityContract(Document):
-    """What 'same tokens' means here; `near_tie_cap` is the widest band, in logits, in which two ids may be a tie.
-
-    `compare`: full (ids, length and stop reason) or prefix (equal as far as the shorter list goes, which must be
-    `min_tokens` at least; None: all that were asked). `near_ties`: refuse (exit 3), allow (exit 0). `scope` names what
-    must match for the claim to hold.
-    """
-
-    compare: Literal["full", "prefix"] = "full"
-    near_ties: Literal["refuse", "allow"] = "refuse"
-    near_tie_cap: float = 0.1
-    scope: tuple[str, ...] = ("batch", "card", "driver")
-    min_tokens: int | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_absent_minimum(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written as before there was a minimum where there is none: stored manifests keep their digests."""
-        fields: dict[str, Any] = serialize(self)
-        if self.min_tokens is None:
-            fields.pop("min_tokens", None)
-        return fields
 
 
 class Witness(Document):

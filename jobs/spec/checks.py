@@ -239,12 +239,16 @@ def _expressions(form: SweepForm, source: Source) -> Iterator[SpecError]:
 
 def _locks(form: SweepForm, source: Source) -> Iterator[SpecError]:
     for index, lock in enumerate(form.locks):
-        path: Path_ = ("locks", index)
-        if lock.prompt not in form.prompts:
-            yield source.error((*path, "prompt"), f"no prompt {lock.prompt!r}", nearest(lock.prompt, form.prompts))
-        if lock.index >= form.run.tokens:
-            remedy = f"indices run from 0 to {form.run.tokens - 1}"
-            yield source.error((*path, "index"), f"index {lock.index} is past run.tokens {form.run.tokens}", remedy)
+        yield from _place_of_ids(form, source, ("locks", index), lock.prompt, lock.index)
+
+
+def _place_of_ids(form: SweepForm, source: Source, path: Path_, prompt: str, index: int) -> Iterator[SpecError]:
+    """A prompt of the sweep, and an index that its output has."""
+    if prompt not in form.prompts:
+        yield source.error((*path, "prompt"), f"no prompt {prompt!r}", nearest(prompt, form.prompts))
+    if index >= form.run.tokens:
+        remedy = f"indices run from 0 to {form.run.tokens - 1}"
+        yield source.error((*path, "index"), f"index {index} is past run.tokens {form.run.tokens}", remedy)
 
 
 def _contract(form: SweepForm, source: Source) -> Iterator[SpecError]:
@@ -254,6 +258,24 @@ def _contract(form: SweepForm, source: Source) -> Iterator[SpecError]:
         yield source.error(path, "min_tokens goes with compare: prefix", "a full comparison asks for every token")
     elif least is not None and least > form.run.tokens:
         yield source.error(path, f"min_tokens {least} is more than run.tokens {form.run.tokens}", "ask for fewer")
+    yield from _ties(form, source)
+
+
+def _ties(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    """Near ties are listed where the contract says so, and there alone."""
+    ties, listed = form.identity.ties, form.identity.near_ties == "listed"
+    if listed and not ties:
+        remedy = "ties: a list of {prompt, index, ids, reason}, or near_ties: refuse"
+        yield source.error(("identity", "near_ties"), "no near tie is listed", remedy)
+    elif ties and not listed:
+        yield source.error(("identity", "ties"), "ties goes with near_ties: listed", "near_ties: listed")
+    for index, tie in enumerate(ties):
+        path: Path_ = ("identity", "ties", index)
+        yield from _place_of_ids(form, source, path, tie.prompt, tie.index)
+        if len(set(tie.ids)) < len(tie.ids):
+            yield source.error(
+                (*path, "ids"), "an id is there twice", "the ids that may stand for each other, once each"
+            )
 
 
 def _gate(form: SweepForm, source: Source) -> Iterator[SpecError]:

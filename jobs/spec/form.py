@@ -114,14 +114,27 @@ class InvariantForm(Form):
     expr: Text
 
 
+class TieForm(Form):
+    """Ids that may stand for each other at an index of a prompt's output, where the oracle finds them a near tie."""
+
+    prompt: str
+    index: Annotated[int, Field(ge=0)]
+    ids: Annotated[tuple[TokenId, ...], Field(min_length=2)]
+    reason: Text
+
+
 class IdentityForm(Form):
-    """What "same tokens" means here; `min_tokens` goes with prefix: None asks for all of run.tokens."""
+    """What "same tokens" means here; `min_tokens` goes with prefix: None asks for all of run.tokens.
+
+    `ties` goes with `near_ties: listed`.
+    """
 
     compare: Literal["full", "prefix"] = "full"
-    near_ties: Literal["refuse", "allow"] = "refuse"
+    near_ties: Literal["refuse", "allow", "listed"] = "refuse"
     near_tie_cap: Annotated[float, Field(ge=0)] = 0.1
     scope: tuple[Literal["batch", "card", "driver"], ...] = ("batch", "card", "driver")
     min_tokens: Annotated[int, Field(ge=1)] | None = None
+    ties: tuple[TieForm, ...] = ()
 
 
 class GateForm(Form):

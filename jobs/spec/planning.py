@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from engine.errors import EngineError
+from jobs.contract import IdentityContract
 from jobs.errors import SpecError
 from jobs.model import (
     ArmPlan,
@@ -16,7 +17,6 @@ from jobs.model import (
     CellPlan,
     Expectation,
     Gate,
-    IdentityContract,
     Invariant,
     Limits,
     Lock,
@@ -218,12 +218,12 @@ def _fits(spec: SweepSpec, model: str, found: ResolvedModel, prompt: str, ids: t
             f"{bounds.vocabulary - 1}",
             "take ids of the model's own tokenizer",
         )
-    for index, lock in enumerate(spec.form.locks):
-        worst = max(lock.expected, *lock.allowed, 0)
-        if lock.prompt == prompt and bounds.vocabulary is not None and worst >= bounds.vocabulary:
+    for path, of, word, given in _expected_ids(spec):
+        worst = max(given)
+        if of == prompt and bounds.vocabulary is not None and worst >= bounds.vocabulary:
             raise spec.source.error(
-                ("locks", index, "expected" if lock.expected == worst else "allowed"),
-                f"a lock has the id {worst}, and the vocabulary of model {model!r} ends at {bounds.vocabulary - 1}",
+                path,
+                f"{word} has the id {worst}, and the vocabulary of model {model!r} ends at {bounds.vocabulary - 1}",
                 "no output can hold it: take an id of the model's own tokenizer",
             )
     if bounds.context is not None and len(ids) + tokens > bounds.context:
@@ -233,6 +233,16 @@ def _fits(spec: SweepSpec, model: str, found: ResolvedModel, prompt: str, ids: t
             f"{bounds.context}",
             "ask for fewer tokens, or shorten the prompt",
         )
+
+
+def _expected_ids(spec: SweepSpec) -> Iterator[tuple[Path_, str, str, tuple[int, ...]]]:
+    """Ids of outputs that the file names: where, of which prompt, in what, and which."""
+    for index, lock in enumerate(spec.form.locks):
+        yield ("locks", index, "expected"), lock.prompt, "a lock", (lock.expected,)
+        if lock.allowed:
+            yield ("locks", index, "allowed"), lock.prompt, "a lock", lock.allowed
+    for index, tie in enumerate(spec.form.identity.ties):
+        yield ("identity", "ties", index, "ids"), tie.prompt, "a near tie", tie.ids
 
 
 def _on_disk(spec: SweepSpec, key: Path_, text: str) -> Path:

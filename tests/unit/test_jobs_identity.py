@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import wording
+from jobs.contract import IdentityContract
 from jobs.identity import ArmStreams, Stream, broken_locks, common_prefix, pair_row, self_row, streams_of
-from jobs.model import Generation, IdentityContract, Lock, RunRecord, SequenceTokens
+from jobs.model import Generation, Lock, RunRecord, SequenceTokens
 from reports import divergence
 
 FULL = IdentityContract()

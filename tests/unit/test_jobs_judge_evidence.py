@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from jobs.contract import IdentityContract
 from jobs.docket import EVIDENCE
 from jobs.gates import CLOSING, GATING
 from jobs.judge import judge, stamped
-from jobs.model import Equation, Expectation, Gate, IdentityContract, Interval, JudgeInput, Missing, RunSettings
+from jobs.model import Equation, Expectation, Gate, Interval, JudgeInput, Missing, RunSettings
 from jobs.verdict import MetricRow, Verdict
 
 EVERY = Gate(identity="advise", exact="advise", time="advise")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from jobs.contract import IdentityContract, ListedTie
 from jobs.judge import concluded, judge, normalise
-from jobs.model import Gate, Generation, IdentityContract, JudgeInput, Limits, RunFact, SequenceTokens
+from jobs.model import Gate, Generation, JudgeInput, Limits, RunFact, SequenceTokens
 from jobs.near_tie import Adjudication, FollowUp, ForcedPosition, ruled
 from jobs.verdict import Verdict
 
@@ -182,6 +183,46 @@ def test_an_answer_decides_the_outcome_and_the_contract_its_code(documents: Any)
     assert (wrong.outcome, wrong.exit_code) == ("VIOLATION", 1)
 
 
+def with_contract(doc: JudgeInput, contract: IdentityContract) -> JudgeInput:
+    return doc.model_copy(update={"manifest": doc.manifest.model_copy(update={"identity": contract})})
+
+
+def listing(documents: Any, **changes: Any) -> IdentityContract:
+    ids = (documents.IDS[FIRST], OTHER)
+    entry = {"prompt": "capital", "index": FIRST, "ids": ids, "reason": "sums run in another order"}
+    return IdentityContract(near_ties="listed", ties=(ListedTie.model_validate({**entry, **changes}),))
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "says"),
+    [
+        ({}, 0, "; the contract lists it: sums run in another order"),
+        ({"ids": (OTHER, 1)}, 3, "; the contract does not list it"),
+        ({"index": FIRST + 1}, 3, "; the contract does not list it"),
+        ({"prompt": "story"}, 3, "; the contract does not list it"),
+    ],
+    ids=["listed", "other ids", "another index", "another prompt"],
+)
+def test_a_listed_near_tie_costs_nothing_and_another_does(
+    documents: Any, changes: dict[str, Any], code: int, says: str
+) -> None:
+    doc = near(documents, identity=listing(documents, **changes))
+    [asked] = asked_by(doc)
+    verdict = judged(doc, agreeing(asked))
+    assert (verdict.outcome, verdict.exit_code) == ("NEAR_TIE", code)
+    [row] = [row for row in verdict.cells[0].identity if row.what == "pair"]
+    assert says in row.note
+
+
+def test_a_list_excuses_either_side_but_not_what_nobody_judged_nor_a_violation(documents: Any) -> None:
+    turned = listing(documents, ids=(OTHER, documents.IDS[FIRST]))
+    doc = near(documents, identity=turned)
+    [asked] = asked_by(doc)
+    assert judged(doc, agreeing(asked)).exit_code == 0
+    assert judged(doc, agreeing(asked, head_behind=0.09)).outcome == "VIOLATION"
+    assert (concluded(doc, "no engine").outcome, concluded(doc, "no engine").exit_code) == ("UNADJUDICATED", 1)
+
+
 def test_an_answer_to_another_question_is_none(documents: Any) -> None:
     doc = near(documents)
     [asked] = asked_by(doc)
@@ -219,6 +260,12 @@ def test_each_sequence_of_a_batch_is_asked_about(documents: Any) -> None:
     ]
     both = judged(doc, agreeing(first), agreeing(second))
     assert {row.klass for row in both.cells[0].identity if row.what == "pair"} == {"NEAR_TIE"}
+    first_listed = with_contract(doc, listing(documents))
+    assert judged(first_listed, agreeing(first), agreeing(second)).exit_code == 3, "the second is not listed"
+    of_another = listing(documents, index=3, ids=(documents.IDS[3], 77))
+    assert judged(with_contract(doc, of_another), agreeing(first), agreeing(second)).exit_code == 3
+    allowing = with_contract(doc, IdentityContract(near_ties="allow"))
+    assert judged(allowing, agreeing(first), agreeing(second)).exit_code == 0
     one = judged(doc, agreeing(first), agreeing(second, head_behind=1.0))
     assert {row.klass for row in one.cells[0].identity if row.what == "pair"} == {"VIOLATION"}
 

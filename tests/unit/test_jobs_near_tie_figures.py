@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from jobs.model import Gate, Generation, IdentityContract, JudgeInput, RunFact, RunSettings, SequenceTokens
+from jobs.contract import IdentityContract
+from jobs.model import Gate, Generation, JudgeInput, RunFact, RunSettings, SequenceTokens
 from jobs.verdict import Verdict
 from tests.unit.test_jobs_near_tie import agreeing, asked_by, flipped, judged, near
 

@@ -12,8 +12,9 @@ import pytest
 from pydantic import BaseModel
 
 from engine.zoo import DEFAULT_SEED
+from jobs.contract import IdentityContract
 from jobs.errors import RefError, SpecError
-from jobs.model import Gate, IdentityContract, Limits, Lock, Manifest, RunSettings
+from jobs.model import Gate, Limits, Lock, Manifest, RunSettings
 from jobs.order import run_order
 from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel
 from jobs.spec import load, plan

@@ -31,6 +31,7 @@ witnesses:
 HEAD = "source: checkout, config: {policy: stable}"
 BASE = "  base: {source: checkout, config: {policy: lru}}\n"
 LOCK = "locks: [{{prompt: {}, expected: 1, index: {}}}]\nwitnesses:"
+TIE = "identity: {{near_ties: {}, ties: [{}]}}\nvaries:"
 NULL = "  null: {like: base}\n"
 
 # what is replaced, by what, the line that must be named, what the message must say, and the remedy
@@ -108,6 +109,26 @@ CASES = {
     ),
     "a minimum past the end": (
         "varies:", "identity: {compare: prefix, min_tokens: 9}\nvaries:", 12, "9 is more than run.tokens 8", "fewer",
+    ),
+    "ties that are not listed": ("varies:", TIE.format("listed", ""), 12, "no near tie is listed", "near_ties: refuse"),
+    "a list that counts for nothing": (
+        "varies:", TIE.format("allow", "{prompt: short, index: 0, ids: [1, 2], reason: x}"), 12,
+        "ties goes with near_ties: listed", "near_ties: listed",
+    ),
+    "a tie of nothing": (
+        "varies:", TIE.format("listed", "{prompt: shrt, index: 0, ids: [1, 2], reason: x}"), 12, "no prompt", "'short'",
+    ),
+    "a tie past the end": (
+        "varies:", TIE.format("listed", "{prompt: short, index: 8, ids: [1, 2], reason: x}"), 12, "index 8", "0 to 7",
+    ),
+    "a tie of one id": (
+        "varies:", TIE.format("listed", "{prompt: short, index: 0, ids: [1], reason: x}"), 12, "ids", "",
+    ),
+    "a tie of an id with itself": (
+        "varies:", TIE.format("listed", "{prompt: short, index: 0, ids: [1, 1], reason: x}"), 12, "twice", "once each",
+    ),
+    "a tie without a reason": (
+        "varies:", TIE.format("listed", "{prompt: short, index: 0, ids: [1, 2]}"), 12, "lacks the key 'reason'", "add",
     ),
     "missing expectations": ("varies:", "expectations: no.yaml\nvaries:", 12, "cannot read", "create it"),
     "gate": ("varies:", "gate: {time: warn}\nvaries:", 12, "gate.time: expected 'block', 'advise' or 'off'", ""),

@@ -168,6 +168,12 @@ def test_a_limit_without_end_is_refused(tmp_path: Path, limit: str, bound: str) 
             "sweep.yaml:11: a lock has the id 64, and the vocabulary of model 'toy' ends at 63"
             " (no output can hold it: take an id of the model's own tokenizer)",
         ),
+        (
+            "tokens: 8}",
+            "tokens: 8}\nidentity:\n  near_ties: listed\n  ties: [{prompt: short, index: 0, ids: [63, 64], reason: x}]",
+            "sweep.yaml:12: a near tie has the id 64, and the vocabulary of model 'toy' ends at 63"
+            " (no output can hold it: take an id of the model's own tokenizer)",
+        ),
     ],
 )
 def test_what_the_model_cannot_take_is_refused_before_any_run(tmp_path: Path, old: str, new: str, told: str) -> None:

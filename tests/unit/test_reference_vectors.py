@@ -13,10 +13,11 @@ from engine.equations import Sums, evaluate
 from engine.kernels.nbits import decode_nbits
 from engine.kv_layout import growth_copies
 from engine.plan import KvGeometry
+from jobs.contract import IdentityContract, ListedTie
 from jobs.identity import broken_locks, streams_of
 from jobs.judge import judge
 from jobs.metrics import derive
-from jobs.model import Generation, IdentityContract, Lock, RunSettings
+from jobs.model import Generation, Lock, RunSettings
 from jobs.near_tie import Adjudication, ForcedPosition
 from jobs.verdict import Verdict
 from tests.unit.engine_plain import compute, stored
@@ -147,6 +148,11 @@ def vector_7(given: Any) -> None:
 
     assert outcome(46283, 0.09) == ("NEAR_TIE", 3)
     assert outcome(46283, 0.09, near_ties="allow")[1] == 0
+    listed = ListedTie(prompt="capital", index=19, ids=(33803, 46283), reason="re-anchored on float32")
+    assert outcome(46283, 0.09, near_ties="listed", ties=(listed,)) == ("NEAR_TIE", 0)
+    assert outcome(279, 2.5, near_ties="listed", ties=(listed,)) == ("VIOLATION", 1)
+    also = listed.model_copy(update={"ids": (33803, 46283, 279)})
+    assert outcome(279, 2.5, near_ties="listed", ties=(also,)) == ("VIOLATION", 1), "a list excuses near ties alone"
     assert outcome(46283, 0.09, near_tie_cap=0.08) == ("VIOLATION", 1)
     assert outcome(279, 2.5, near_ties="allow") == ("VIOLATION", 1)
     lock = Lock(prompt="capital", index=19, expected=33803, allowed=(33803, 46283))
