@@ -179,6 +179,7 @@ class CellPlan(Document):
     prompt: str
     prompt_ids: tuple[int, ...]
     card_class: str = "any"
+    card_memory_bytes: int = 0  # that a card must have; 0: any
     config: dict[str, str | int | float | bool | None] = {}
     settings: RunSettings
     arms: tuple[str, ...]
@@ -191,11 +192,12 @@ class CellPlan(Document):
     further_prompts: tuple[tuple[int, ...], ...] = ()  # of the further sequences of the widest arm's batch
 
     @model_serializer(mode="wrap")
-    def _without_absent_prompts(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written as before there were batches where there is one prompt: stored manifests keep their digests."""
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there were batches and bounds on a card: stored manifests keep their digests."""
         fields: dict[str, Any] = serialize(self)
-        if not self.further_prompts:
-            fields.pop("further_prompts", None)
+        for name in ("further_prompts", "card_memory_bytes"):
+            if not getattr(self, name):
+                fields.pop(name, None)
         return fields
 
     def batch(self, arm: ArmPlan) -> int:

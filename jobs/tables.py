@@ -115,6 +115,7 @@ scenario = Table(
     _words("model_digest"),
     _words("prompt_digest"),
     _words("card_class"),
+    _zero("card_memory_bytes"),  # asked of a card; 0: any
     _json("plan"),
     UniqueConstraint("sweep_id", "name"),
     UniqueConstraint("sweep_id", "position"),
@@ -219,6 +220,7 @@ card = Table(
     metadata,
     Column("uuid", Words, primary_key=True),
     _words("name"),
+    _zero("memory_bytes"),  # 0: not known
     _words("host"),
     _words("worker"),
     _words("scheduler"),

@@ -23,13 +23,14 @@ class CardProcess:
 
 @dataclass(frozen=True, slots=True)
 class CardName:
-    """Which card: full UUID, model name, driver version, index in PCI order."""
+    """Which card: full UUID, model name, driver version, index in PCI order, all its memory (0: not known)."""
 
     uuid: str
     name: str
     driver: str
     index: int
     simulated: bool = False
+    memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.config import cards_can_be_called
+from jobs.card_choice import ANY_CARD, asked_of_card, is_fit, kinds
 from orchestrator.cards import CardName, CardProbe, ProbeError
-from orchestrator.scripted import SIMULATED_CARD, SIMULATED_DRIVER, simulated_uuid
-
-ANY_CLASS = "any"
+from orchestrator.scripted import SIMULATED_CARD, SIMULATED_DRIVER, SIMULATED_MEMORY_BYTES, simulated_uuid
 
 
 def simulated_cards(host: str, count: int) -> tuple[CardName, ...]:
     """`count` simulated cards of a host."""
     return tuple(
-        CardName(simulated_uuid(host, i), SIMULATED_CARD, SIMULATED_DRIVER, i, simulated=True) for i in range(count)
+        CardName(
+            simulated_uuid(host, i),
+            SIMULATED_CARD,
+            SIMULATED_DRIVER,
+            i,
+            simulated=True,
+            memory_bytes=SIMULATED_MEMORY_BYTES,
+        )
+        for i in range(count)
     )
 
 
@@ -25,11 +32,13 @@ def choose_cards(
     why_none: str,
     visible: str | None,
     host: str,
-    card_class: str = ANY_CLASS,
+    card_class: str = ANY_CARD,
+    memory_bytes: int = 0,
 ) -> tuple[CardName, ...]:
     """The cards to use: `asked` of them, or (None) every visible real card, or one simulated card.
 
-    `card_class` narrows them to cards whose model's name holds it, whatever the case; "any" takes each.
+    `card_class` narrows them to cards whose model's name holds it, whatever the case ("any" takes each), and
+    `memory_bytes` to those with as much memory.
 
     A run on the simulated device never holds a real card: it would look like a measurement of it. So `auto` stands for
     the simulator wherever the engine lacks the library to call a card with.
@@ -45,24 +54,22 @@ def choose_cards(
     if not found and device == "cuda":
         raise ProbeError(f"no card for device cuda: {why_none or 'none is visible'}", "use device: sim, or a GPU host")
     if not found:
-        return of_class(card_class, simulated_cards(host, asked or 1))
-    fitting = of_class(card_class, found)
+        return fit(card_class, memory_bytes, simulated_cards(host, asked or 1))
+    fitting = fit(card_class, memory_bytes, found)
     if asked is not None and asked > len(fitting):
-        kind = "" if card_class == ANY_CLASS else f" of class {card_class!r}"
+        kind = "" if (card_class, memory_bytes) == (ANY_CARD, 0) else f" {asked_of_card(card_class, memory_bytes)}"
         raise ProbeError(f"{asked} cards asked, {len(fitting)} visible{kind}", f"use --cards {len(fitting)} or fewer")
     return fitting[:asked]
 
 
-def of_class(card_class: str, cards: Sequence[CardName]) -> tuple[CardName, ...]:
-    """Those of `cards` whose name holds `card_class`. Raises ProbeError with the names that are here if none does."""
-    if card_class == ANY_CLASS:
-        return tuple(cards)
-    fitting = tuple(card for card in cards if card_class.casefold() in card.name.casefold())
+def fit(card_class: str, memory_bytes: int, cards: Sequence[CardName]) -> tuple[CardName, ...]:
+    """Those of `cards` that have what is asked for. Raises ProbeError with the kinds that are here if none has."""
+    fitting = tuple(card for card in cards if is_fit(card, card_class, memory_bytes))
     if not fitting:
-        here = ", ".join(sorted({card.name for card in cards}))
+        wanted, here = asked_of_card(card_class, memory_bytes), kinds(cards, memory_bytes)
         raise ProbeError(
-            f"the sweep asks for cards of class {card_class!r}, and here are: {here}",
-            "run it where such a card is, or give cards: {class: any}",
+            f"the sweep asks for cards {wanted}, and here are: {here}",
+            "run it where such a card is, or ask for less under cards: in the sweep file",
         )
     return fitting
 

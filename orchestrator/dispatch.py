@@ -226,8 +226,9 @@ class Dispatcher:
         card, name = seat.card, "" if self._sweep_id else seat.hello.card.name
         who = f"{self._driver}/{seat.worker}"
         claim = self._store.claim_block(
-            self._sweep_id, who, LEASE_S, card=card, card_name=name, canary=True, passes_over=self.passes_over
-        )
+            self._sweep_id, who, LEASE_S, card=card, card_name=name, canary=True, passes_over=self.passes_over,
+            card_memory_bytes=seat.hello.card.memory_bytes,
+        )  # fmt: skip
         if claim is None:
             seat.claim_at_s = self._clock() + ASK_AGAIN_S
         else:

@@ -16,13 +16,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from ulid import ULID
 
+from jobs.card_choice import ANY_CARD
 from jobs.errors import StoreError
 from jobs.judge import judge
 from jobs.model import JudgeInput, Manifest
 from jobs.near_tie import FollowUp
 from jobs.store import Pending, Store
 from orchestrator.cards import CardHeld, CardName, ProbeError
-from orchestrator.choose import ANY_CLASS, choose_cards
+from orchestrator.choose import choose_cards
 from orchestrator.dispatch import Dispatcher
 from orchestrator.guard import Guard
 from orchestrator.lost import HostLost, Stopped
@@ -40,7 +41,7 @@ HELD_PAUSE_S = 1.0
 
 
 def cards_of_host(
-    settings: Settings, asked: int | None, device: str, card_class: str = ANY_CLASS
+    settings: Settings, asked: int | None, device: str, card_class: str = ANY_CARD, memory_bytes: int = 0
 ) -> tuple[CardName, ...]:
     """The cards that a sweep on this host uses. Raises ProbeError when real ones are wanted and not to be had."""
     visible, probe, why = settings.environ.get("CUDA_VISIBLE_DEVICES"), None, ""
@@ -49,7 +50,7 @@ def cards_of_host(
     except ProbeError as exc:
         why = str(exc)
     try:
-        return choose_cards(asked, device, probe, why, visible, settings.host, card_class)
+        return choose_cards(asked, device, probe, why, visible, settings.host, card_class, memory_bytes)
     finally:
         if probe is not None:
             probe.close()

@@ -38,7 +38,13 @@ class NvmlProbe:
             driver = str(nv.nvmlSystemGetDriverVersion())
             handles = [nv.nvmlDeviceGetHandleByIndex(i) for i in range(nv.nvmlDeviceGetCount())]
             return tuple(
-                CardName(str(nv.nvmlDeviceGetUUID(h)), str(nv.nvmlDeviceGetName(h)), driver, i)
+                CardName(
+                    str(nv.nvmlDeviceGetUUID(h)),
+                    str(nv.nvmlDeviceGetName(h)),
+                    driver,
+                    i,
+                    memory_bytes=_all_memory_bytes(nv, h),
+                )
                 for i, h in enumerate(handles)
             )
 
@@ -137,6 +143,14 @@ def _reads(nv: Any, handle: Any) -> list[tuple[tuple[str, ...], Callable[[], tup
         (("max_pcie_generation",), lambda: (int(nv.nvmlDeviceGetMaxPcieLinkGeneration(handle)),)),
         (("max_pcie_width",), lambda: (int(nv.nvmlDeviceGetMaxPcieLinkWidth(handle)),)),
     ]
+
+
+def _all_memory_bytes(nv: Any, handle: Any) -> int:
+    """Total bytes; 0 where a card does not tell, which keeps it from no sweep that asks for none."""
+    try:
+        return _memory(nv, handle)[1] or 0
+    except nv.NVMLError:
+        return 0
 
 
 def _memory(nv: Any, handle: Any) -> tuple[int | None, int | None]:

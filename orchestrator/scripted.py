@@ -20,10 +20,11 @@ State = Mapping[str, Any]
 
 SIMULATED_CARD = "sim-h200"
 SIMULATED_DRIVER = "sim 1"
+SIMULATED_MEMORY_BYTES = 150_754_820_096
 _CLEAR = CardSnapshot(
     uuid="",
     used_bytes=0,
-    total_bytes=150_754_820_096,
+    total_bytes=SIMULATED_MEMORY_BYTES,
     processes=(),
     utilisation_percent=0,
     sm_clock_mhz=1980,
@@ -65,7 +66,10 @@ class ScriptedProbe:
 
     def cards(self) -> tuple[CardName, ...]:
         """The simulated cards."""
-        return tuple(CardName(u, self._name, SIMULATED_DRIVER, i, simulated=True) for i, u in enumerate(self._uuids))
+        return tuple(
+            CardName(u, self._name, SIMULATED_DRIVER, i, simulated=True, memory_bytes=SIMULATED_MEMORY_BYTES)
+            for i, u in enumerate(self._uuids)
+        )
 
     def snapshot(self, uuid: str) -> CardSnapshot:
         """The state that the script has reached."""

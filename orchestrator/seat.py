@@ -89,7 +89,7 @@ class Seat:
         hello = self.hello
         return CardSeen(
             uuid=self.card, name=hello.card.name, host=hello.host, worker=self.worker,
-            state=state, reason=reason, until=until,
+            state=state, reason=reason, until=until, memory_bytes=hello.card.memory_bytes,
         )  # fmt: skip
 
     def hold(self, claim: BlockClaim, runs: list[RunTicket]) -> None:

@@ -157,9 +157,10 @@ class LimitsForm(Form):
 
 
 class CardsForm(Form):
-    """Which cards may run the sweep: a card model's name, or `any`."""
+    """Which cards may run the sweep: a card model's name, or `any`, and the memory that one must have."""
 
     class_: Annotated[Text, Field(alias="class")] = "any"
+    memory_bytes: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
 class LockForm(Form):

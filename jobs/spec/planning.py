@@ -308,6 +308,7 @@ def _cell(
         prompt_ids=ids[0],
         further_prompts=tuple(ids[1:]),
         card_class=form.cards.class_,
+        card_memory_bytes=form.cards.memory_bytes,
         config=config,
         settings=RunSettings(**form.run.model_dump()),
         arms=tuple(form.arms),

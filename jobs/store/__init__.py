@@ -89,16 +89,20 @@ class Store:
         key: str = "",
         request: int = 0,
         priority: Priority = "pr",
+        to_cards: bool = False,
     ) -> str:
         """Insert a sweep with its scenarios, blocks and runs; a resend returns the same id.
 
-        Raises Conflict when the same key was submitted with another manifest or by another harness.
+        Raises Conflict when the same key was submitted with another manifest or by another harness; with `to_cards`
+        SpecError when no card of those that serve the store could take it.
 
         `key` is the client's own word for this submission; without one the manifest itself is the key.
         """
         now = self._now()
         return self._database.write(
-            lambda c: submission.submit(c, manifest, harness_digest, harness_version, key, request, now, priority)
+            lambda c: submission.submit(
+                c, manifest, harness_digest, harness_version, key, request, now, priority, to_cards=to_cards
+            )
         )
 
     def sweeps(self, limit: int = LISTED_SWEEPS) -> tuple[SweepRow, ...]:

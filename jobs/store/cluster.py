@@ -10,7 +10,8 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Connection, Integer, Row, and_, case, cast, func, literal, or_, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from jobs.store.leases import ANY_CARD
+from jobs.card_choice import asked_of_card, is_fit, kinds
+from jobs.model import Manifest
 from jobs.store.rows import PRIORITIES
 from jobs.tables import block, card, run, scenario, sweep
 
@@ -31,6 +32,7 @@ class CardSeen:
     state: CardState
     reason: str = ""
     until: datetime | None = None
+    memory_bytes: int = 0  # not known
 
     @property
     def is_free(self) -> bool:
@@ -103,6 +105,18 @@ def cards(connection: Connection, now: datetime) -> tuple[CardRow, ...]:
     return tuple(row if not row.scheduler or _is_fresh(row, now) else _stale(row) for row in rows)
 
 
+def unservable(connection: Connection, manifest: Manifest, now: datetime) -> str:
+    """What no card that is served has, though a sweep asks for it, with what there is; empty where one has it, or none
+    is served yet."""
+    served = [one for one in cards(connection, now) if _is_fresh(one, now)]
+    for plan in manifest.cells if served else ():
+        if not any(is_fit(one, plan.card_class, plan.card_memory_bytes) for one in served):
+            wanted = asked_of_card(plan.card_class, plan.card_memory_bytes)
+            there = kinds(served, plan.card_memory_bytes)
+            return f"{plan.cell} asks for a card {wanted}, and those that are served are: {there}"
+    return ""
+
+
 def settled(connection: Connection) -> tuple[str, ...]:
     """Open sweeps with no run pending: what is left to judge."""
     pending = select(block.c.id).where(block.c.sweep_id == sweep.c.id, block.c.runs_left > 0).exists()
@@ -138,6 +152,7 @@ def _touched(connection: Connection, mine: ColumnElement[bool], now: datetime) -
     wanted = select(
         block.c.id, block.c.sweep_id, block.c.number, block.c.place, block.c.runs_left, block.c.worker, block.c.card,
         block.c.leased_until, block.c.waits, literal(1).label("blocks"), scenario.c.name, scenario.c.card_class,
+        scenario.c.card_memory_bytes,
     )  # fmt: skip
     return connection.execute(
         wanted.join(scenario, scenario.c.id == block.c.scenario_id).where(mine, somebody, _not_running(now))
@@ -161,6 +176,7 @@ def _untouched(connection: Connection, mine: ColumnElement[bool]) -> Sequence[Ro
         block.c.id, block.c.sweep_id, block.c.number, block.c.place, cast(first.c.runs, Integer).label("runs_left"),
         block.c.worker, block.c.card, block.c.leased_until, block.c.waits, first.c.blocks,
         scenario.c.name, scenario.c.card_class,
+        scenario.c.card_memory_bytes,
     )  # fmt: skip
     here = and_(block.c.scenario_id == first.c.scenario_id, block.c.place == first.c.place)
     return connection.execute(wanted.join(first, here).join(scenario, scenario.c.id == block.c.scenario_id)).all()
@@ -223,10 +239,10 @@ def _why(row: Any, turn: _Turn, ahead: int, known: Iterable[CardRow], is_begun: 
     served = [one for one in served if one.scheduler.partition("@")[2] in ("", turn.harness)]
     if not served:
         return f"it was submitted by assay {turn.harness}, and the schedulers are of {', '.join(others)}"
-    fitting = [one for one in served if row.card_class in ("", ANY_CARD) or row.card_class.lower() in one.name.lower()]
+    fitting = [one for one in served if is_fit(one, row.card_class, row.card_memory_bytes)]
     if not fitting:
-        names = ", ".join(sorted({one.name for one in served}))
-        return f"no card of class {row.card_class!r} is served; there are: {names}"
+        wanted = asked_of_card(row.card_class, row.card_memory_bytes)
+        return f"no card {wanted} is served; there are: {kinds(served, row.card_memory_bytes)}"
     if turn.canary:
         where = f" on card {turn.canary_card}" if turn.canary_card else ""
         return f"block {turn.canary}{where} runs first: the others follow its first result"
@@ -235,9 +251,9 @@ def _why(row: Any, turn: _Turn, ahead: int, known: Iterable[CardRow], is_begun: 
     if any(one.is_free for one in fitting):
         return f"next for a clear card; {queued}"
     states = sorted({one.state for one in fitting})
-    told = "; ".join(f"{one.uuid} {one.state}: {one.reason}" for one in fitting[:3])
+    each = "; ".join(f"{one.uuid} {one.state}: {one.reason}" for one in fitting[:3])
     more = f"; and {len(fitting) - 3} more" if len(fitting) > 3 else ""
-    return f"no card is clear ({' or '.join(states)}): {told}{more}; {queued}"
+    return f"no card is clear ({' or '.join(states)}): {each}{more}; {queued}"
 
 
 def _is_fresh(row: CardRow, now: datetime) -> bool:

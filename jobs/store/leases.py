@@ -16,6 +16,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, func, literal, or_, select, update
 
+from jobs.card_choice import ANY_CARD
 from jobs.errors import SpecError
 from jobs.lifecycle import LIVE
 from jobs.model import CellPlan
@@ -23,12 +24,10 @@ from jobs.store import claims, events
 from jobs.store.rows import BlockClaim, Pending, RunTicket
 from jobs.tables import attempt, block, run, scenario, sweep
 
-ANY_CARD = "any"
-
 
 @dataclass(frozen=True, slots=True)
 class Claimer:
-    """Who asks for a block: the worker, its card by UUID ("": none that matters) and by its model's name.
+    """Who asks for a block: the worker, its card by UUID ("": none that matters), by its model's name and memory.
 
     `passes_over`: sweeps that this one cannot serve. With `canary`, a sweep goes to one card until it has a result.
     """
@@ -37,6 +36,7 @@ class Claimer:
     lease_s: float
     card: str = ""
     card_name: str = ""
+    card_memory_bytes: int = 0  # not known
     canary: bool = False
     passes_over: tuple[str, ...] = ()
 
@@ -109,6 +109,7 @@ def _claimable(who: Claimer, now: datetime) -> list[ColumnElement[bool]]:
         name = who.card_name.lower()  # "holds" without LIKE, in which a class's own % and _ would mean more
         holds = func.replace(literal(name), func.lower(scenario.c.card_class), "") != name
         rules.append(or_(scenario.c.card_class.in_(("", ANY_CARD)), holds))
+        rules.append(scenario.c.card_memory_bytes <= who.card_memory_bytes)
     return rules
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, insert, select
 from jobs.errors import Conflict, SpecError, StoreError
 from jobs.model import CellPlan, Manifest
 from jobs.order import run_order
-from jobs.store import events
+from jobs.store import cluster, events
 from jobs.store.rows import PRIORITIES, Priority, SweepRow, new_id
 from jobs.tables import attempt, block, run, scenario, sweep, verdict
 
@@ -31,10 +31,13 @@ def submit(
     request: int,
     now: datetime,
     priority: Priority = "pr",
+    *,
+    to_cards: bool = False,
 ) -> str:
     """Insert a sweep with all its scenarios, blocks and runs; a resend returns the same id.
 
-    Raises Conflict when the key, or without a key the manifest, was submitted before with anything else.
+    Raises Conflict when the key, or without a key the manifest, was submitted before with anything else. `to_cards`: it
+    is for the cards that serve this store; raises SpecError when some are served and none could ever take it.
     """
     digest = manifest.digest()
     same = sweep.c.submit_key == key if key else (sweep.c.manifest_digest == digest) & (sweep.c.submit_key == "")
@@ -44,6 +47,8 @@ def submit(
             return str(earlier.id)
         what = "another manifest" if earlier.manifest_digest != digest else "another version of the harness"
         raise Conflict(f"sweep {earlier.id} was submitted under this key with {what}", "submit under a new key")
+    if to_cards and (lacking := cluster.unservable(connection, manifest, now)):
+        raise SpecError(lacking, "start a scheduler with such a card first, or ask for less under cards:")
     sweep_id = new_id("swp", now)
     connection.execute(
         insert(sweep),
@@ -152,6 +157,7 @@ def _scenario(
             "model_digest": plan.model_digest,
             "prompt_digest": _prompt_digest(plan),
             "card_class": plan.card_class,
+            "card_memory_bytes": plan.card_memory_bytes,
             "plan": plan.model_dump(mode="json"),
         },
     )

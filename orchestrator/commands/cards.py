@@ -72,8 +72,9 @@ def _of_cluster(store: str, as_json: bool) -> None:
         say("no scheduler has served this store yet")
         return
     rows = tuple(
-        (row.host, row.name, row.uuid, row.state, f"{row.since:%Y-%m-%d %H:%M:%S}",
+        (row.host, row.name, f"{row.memory_bytes / 2**30:.1f} GiB" if row.memory_bytes else "-", row.uuid,
+         row.state, f"{row.since:%Y-%m-%d %H:%M:%S}",
          f"{row.until:%H:%M:%S}" if row.until else "-", row.reason or "-")
         for row in found
     )  # fmt: skip
-    say_table("cards, times in UTC", ("host", "card", "uuid", "state", "since", "until", "why"), rows)
+    say_table("cards, times in UTC", ("host", "card", "memory", "uuid", "state", "since", "until", "why"), rows)

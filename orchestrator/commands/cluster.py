@@ -65,6 +65,7 @@ def submit(
             harness_version(),
             key=key or f"submit-{ULID()}".lower(),
             priority=cast("Priority", priority),
+            to_cards=True,
         )
         if not wait:
             _tell_submitted(opened, sweep_id, given, as_json)
@@ -154,6 +155,7 @@ def rerun(
             key=key or f"rerun-{ULID()}".lower(),
             request=row.request + 1,
             priority=row.priority,
+            to_cards=True,
         )
         if not any(event.kind == "rerun" for event in opened.events(again)):  # the same key again
             opened.log_event(again, "rerun", f"of {row.id}")

@@ -200,7 +200,7 @@ def _work(
     """Run what is pending. On a stop or a loss say how to go on, and exit."""
     before = store.pending(sweep_id)
     first = manifest.cells[0]  # device and class of cards are the sweep's: all cells have the same
-    chosen = cards_of_host(given, asked, first.settings.device, first.card_class)
+    chosen = cards_of_host(given, asked, first.settings.device, first.card_class, first.card_memory_bytes)
     kind = "simulated card" if chosen[0].simulated else chosen[0].name
     sys.stderr.write(f"sweep {sweep_id}: {before.pending} runs pending, on {len(chosen)} x {kind}\n")
 

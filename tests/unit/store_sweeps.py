@@ -27,7 +27,13 @@ class Clock:
 
 
 def manifest(
-    name: str = "sweep", *, cells: int = 1, blocks: int = 1, card_class: str = "any", limits: Limits | None = None
+    name: str = "sweep",
+    *,
+    cells: int = 1,
+    blocks: int = 1,
+    card_class: str = "any",
+    card_memory_bytes: int = 0,
+    limits: Limits | None = None,
 ) -> Manifest:
     """Cells of a toy model under base and head."""
     arms = tuple(ArmPlan(name=role, role=role, source="checkout") for role in ("base", "head"))
@@ -43,6 +49,7 @@ def manifest(
             arms=("base", "head"),
             blocks=blocks,
             card_class=card_class,
+            card_memory_bytes=card_memory_bytes,
         )
         for number in range(cells)
     )
@@ -51,7 +58,7 @@ def manifest(
 
 def submitted(store: Store, name: str = "sweep", **asks: Any) -> str:
     """A sweep in the store; `key` and `priority` are the submission's, the rest the manifest's."""
-    own = {word: asks.pop(word) for word in ("key", "priority") if word in asks}
+    own = {word: asks.pop(word) for word in ("key", "priority", "to_cards") if word in asks}
     return store.submit(manifest(name, **asks), "harness", "0.1", **own)
 
 

@@ -7,11 +7,13 @@ import threading
 import pytest
 from sqlalchemy import Connection, select, update
 
+from jobs.card_choice import is_fit
 from jobs.errors import Conflict, SpecError
 from jobs.model import Limits
 from jobs.store import Store
 from jobs.store.connect import Database
 from jobs.tables import attempt, block
+from orchestrator.cards import CardName
 from tests.unit.store_sweeps import (
     LEASE_S,
     Clock,
@@ -148,6 +150,21 @@ def test_a_card_is_given_what_asks_for_its_class(store: Store, card_class: str, 
     submitted(store, card_class=card_class)
     claim = store.claim_block(None, "w", LEASE_S, card="GPU-a", card_name=name)
     assert (claim is not None) is fits
+    assert is_fit(CardName("GPU-a", name, "580", 0), card_class, 0) is fits
+
+
+@pytest.mark.parametrize(("asked", "memory", "fits"), [(0, 0, True), (80, 80, True), (81, 80, False), (1, 0, False)])
+def test_a_card_is_given_what_asks_for_no_more_memory_than_it_has(
+    store: Store, asked: int, memory: int, fits: bool
+) -> None:
+    """0: of a card that its memory is not known."""
+    submitted(store, card_memory_bytes=asked * 10**9)
+    claim = store.claim_block(
+        None, "w", LEASE_S, card="GPU-a", card_name="NVIDIA H200", card_memory_bytes=memory * 10**9
+    )
+    assert (claim is not None) is fits
+    card = CardName("GPU-a", "NVIDIA H200", "580", 0, memory_bytes=memory * 10**9)
+    assert is_fit(card, "any", asked * 10**9) is fits
 
 
 # ---- how often ---------------------------------------------------------------------------------------------------

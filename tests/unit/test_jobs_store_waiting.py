@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
+from typing import Any
 
+import pytest
+
+from jobs.errors import SpecError
 from jobs.model import Limits
 from jobs.store import CardSeen, Store
 from jobs.store.cluster import FRESH_S
@@ -14,11 +19,21 @@ pytest_plugins = ("tests.unit.jobs_store_cases",)
 H200 = "NVIDIA H200"
 
 
-def serve(store: Store, *cards: tuple[str, str, str], name: str = H200, scheduler: str = "host/1") -> None:
+def serve(
+    store: Store, *cards: tuple[str, str, str], name: str = H200, scheduler: str = "host/1", memory_bytes: int = 0
+) -> None:
     """Cards as (uuid, state, reason)."""
     store.put_cards(
         [
-            CardSeen(uuid=uuid, name=name, host="host", worker=f"w-{uuid}", state=state, reason=reason)  # type: ignore[arg-type]
+            CardSeen(
+                uuid=uuid,
+                name=name,
+                host="host",
+                worker=f"w-{uuid}",
+                state=state,  # type: ignore[arg-type]
+                reason=reason,
+                memory_bytes=memory_bytes,
+            )
             for uuid, state, reason in cards
         ],
         scheduler,
@@ -111,6 +126,23 @@ def test_field_7_a_class_of_cards_that_nobody_has_is_named_with_what_there_is(st
     submitted(store, card_class="A100")
     serve(store, ("GPU-a", "clear", ""))
     assert reasons(store) == ["no card of class 'A100' is served; there are: NVIDIA H200"]
+
+
+def test_field_7_memory_that_no_card_has_is_named_with_what_there_is(store: Store, clock: Clock) -> None:
+    asked: dict[str, Any] = {"card_class": "h200", "card_memory_bytes": 160 * 10**9, "to_cards": True}
+    first = submitted(store, "early", **asked)  # nobody serves yet: who comes may have such a card
+    serve(store, ("GPU-a", "clear", ""), memory_bytes=150_754_820_096)
+    wanted = "of class 'h200' with 160,000,000,000 bytes or more"
+    assert reasons(store) == [f"no card {wanted} is served; there are: NVIDIA H200 (150,754,820,096 bytes)"]
+    refusal = f"cell0 asks for a card {wanted}, and those that are served are: NVIDIA H200 (150,754,820,096 bytes)"
+    with pytest.raises(SpecError, match=re.escape(refusal)):
+        submitted(store, "late", **asked)
+    assert submitted(store, "early", **asked) == first, "a resend is harmless"
+    serve(store, ("GPU-b", "busy", "pid 7"), name="NVIDIA H200 X", memory_bytes=160 * 10**9)
+    assert reasons(store) == ["no card is clear (busy): GPU-b busy: pid 7; 0 blocks before it, priority pr"]
+    assert submitted(store, "late", **asked) != first
+    clock.pass_s(FRESH_S + 1)
+    submitted(store, "silent", **asked)
 
 
 def test_schedulers_of_another_state_of_assay_are_named(store: Store) -> None:

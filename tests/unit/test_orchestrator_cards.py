@@ -118,6 +118,7 @@ def test_nvml_reads_every_field_and_keeps_none_for_untold_memory(monkeypatch: py
     (card,) = probe.cards()
     snapshot = probe.snapshot(card.uuid)
     assert (card.uuid, card.name, card.driver) == ("GPU-1", "H200", "580.1")
+    assert card.memory_bytes == snapshot.total_bytes != 0
     assert snapshot.processes == (CardProcess(12, 5), CardProcess(13, None))
     assert snapshot.used_bytes == 615 << 20
     assert (snapshot.mig_enabled, snapshot.remap_pending, snapshot.pcie_width) == (False, False, 16)

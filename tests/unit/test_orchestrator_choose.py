@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import choose
 from orchestrator.cards import CardName, CardProbe, ProbeError
-from orchestrator.choose import choose_cards, only_visible, resolve_visible
+from orchestrator.choose import choose_cards, fit, only_visible, resolve_visible
 from orchestrator.scripted import ScriptedProbe
 
 A = CardName("GPU-aaaa-1", "H200", "580", 0)
@@ -125,6 +125,20 @@ def test_field_7_a_class_that_is_not_here_is_refused_with_the_names_that_are() -
         choose_cards(None, "cuda", MixedHost(), "", None, "host", "B300")
     with pytest.raises(ProbeError, match=r"2 cards asked, 1 visible of class 'h200'"):
         choose_cards(2, "cuda", MixedHost(), "", None, "host", "h200")
+
+
+def test_field_7_memory_chooses_among_cards_and_what_none_has_is_refused_with_what_there_is() -> None:
+    small, large = (CardName(f"GPU-{n}", "NVIDIA H200", "580", n, memory_bytes=n * 10**9) for n in (80, 141))
+    untold = CardName("GPU-0", "NVIDIA H200", "580", 0)
+    assert fit("any", 0, (untold, small, large)) == (untold, small, large)
+    assert fit("h200", 81 * 10**9, (untold, small, large)) == (large,)
+    with pytest.raises(
+        ProbeError, match=r"with 142,000,000,000 bytes or more, and here are: NVIDIA H200 \(141,000"
+    ) as no:
+        fit("any", 142 * 10**9, (large, untold))
+    assert "NVIDIA H200 (memory unknown)" in str(no.value)
+    with pytest.raises(ProbeError, match=r"cards with 200,000,000,000 bytes or more, and here are: sim-h200"):
+        choose_cards(None, "sim", None, "", None, "host", "any", 200 * 10**9)
 
 
 def test_simulated_cards_have_a_class_too() -> None:

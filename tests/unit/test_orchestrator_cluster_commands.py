@@ -94,6 +94,23 @@ def test_a_nightly_sweep_waits_behind_a_gate(here: Path, capsys: pytest.CaptureF
     assert all(word in told for word in ("GPU-a", "busy", "pid 7 holds 9 GiB", "UTC"))
 
 
+def test_field_7_a_sweep_that_no_served_card_could_take_is_refused_at_submit(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (here / "small.yaml").read_text()
+    (here / "large.yaml").write_text(text + "\ncards: {class: H200, memory_bytes: 200_000_000_000}\n")
+    with opened(here) as store:
+        seen = CardSeen(uuid="GPU-a", name="H200", host="h", worker="w", state="clear", memory_bytes=150_754_820_096)
+        store.put_cards([seen], "h/1")
+    told = said(capsys, "submit", "large.yaml", code=2)
+    assert "of class 'H200' with 200,000,000,000 bytes or more" in told
+    assert "H200 (150,754,820,096 bytes)" in told
+    with opened(here) as store:
+        assert store.sweeps() == ()
+    said(capsys, "submit", "small.yaml")
+    assert "140.4 GiB" in said(capsys, "cards")
+
+
 def test_what_cannot_be_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "give pr or nightly" in said(capsys, "submit", "small.yaml", "--priority", "soon", code=2)
     assert "is no spool" in said(capsys, "ingest", "nothing", code=2)

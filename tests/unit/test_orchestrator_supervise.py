@@ -145,7 +145,7 @@ def test_whatever_is_lost_on_the_way_the_command_tells_how_to_go_on(
         raise loss
 
     card = SimpleNamespace(simulated=True)
-    cell = SimpleNamespace(settings=SimpleNamespace(device="sim"), card_class="any")
+    cell = SimpleNamespace(settings=SimpleNamespace(device="sim"), card_class="any", card_memory_bytes=0)
     store = SimpleNamespace(pending=lambda _sweep: SimpleNamespace(runs=1, pending=1))
     monkeypatch.setattr(run_command, "cards_of_host", lambda *_given: (card,))
     monkeypatch.setattr(run_command, "supervised", lose)
