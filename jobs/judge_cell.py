@@ -116,7 +116,7 @@ class _Cell:
     def _against_base(self, base: ArmEvidence, arm: ArmEvidence, vacuous: Sequence[str], strays: set[str]) -> None:
         both = bool(base.records() and arm.records())
         comparable = not strays & {base.name, arm.name}
-        if both and judge_pair.find_mismatches(self.docket, base, arm, self._varies(arm)):
+        if both and judge_pair.find_mismatches(self.docket, base, arm, self._varies(arm), self.contract.scope):
             comparable = False
         unsteady = [n for n, rows in self.self_rows.items() if any(r.klass == "NONDETERMINISTIC" for r in rows)]
         unmet = [name for name in vacuous if name in (base.name, arm.name)]

@@ -20,9 +20,11 @@ ABSENT = frozenset({"new", "vanished", "not_recorded"})
 """Classes of a metric that an arm or both did not measure."""
 
 
-def find_mismatches(docket: Docket, base: ArmEvidence, other: ArmEvidence, varies: Sequence[str]) -> bool:
+def find_mismatches(
+    docket: Docket, base: ArmEvidence, other: ArmEvidence, varies: Sequence[str], scope: Collection[str]
+) -> bool:
     """Match keys of a pair; True when the two cannot be compared."""
-    found = matching.pair_mismatches(base.plan, other.plan, base.counted(), other.counted(), varies)
+    found = matching.pair_mismatches(base.plan, other.plan, base.counted(), other.counted(), varies, scope)
     for mismatch in found:
         docket.add(
             mismatch.outcome,
@@ -44,7 +46,7 @@ def judge_self(docket: Docket, plan: CellPlan, arm: ArmEvidence, contract: Ident
             docket.add(
                 "NONDETERMINISTIC",
                 "identity",
-                f"{arm.name} does not repeat itself: {wording.difference(row)}",
+                f"{arm.name} does not repeat itself: {wording.difference(row)}{_places(arm, row)}",
                 arm=arm.name,
                 run_ids=row.run_ids,
                 of_base=arm.plan.role in ("base", "null"),
@@ -277,6 +279,13 @@ def rows_of_time(manifest: Manifest) -> int:
 def tested_arms(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
     """Arms whose figures are judged against base's: the heads, or the variants where there is none."""
     return [arm for arm in arms if arm.role == "head"] or [arm for arm in arms if arm.role == "variant"]
+
+
+def _places(arm: ArmEvidence, row: IdentityRow) -> str:
+    """Cards and drivers of the runs that disagree, where a contract holds over several; empty where they share one."""
+    records = [record for record in arm.records() if record.run_id in row.run_ids]
+    places = [f"{record.device.get('uuid')}, driver {record.device.get('driver')}" for record in records]
+    return f" (on {' and on '.join(places)})" if len(set(places)) > 1 else ""
 
 
 def by_card(arm: ArmEvidence, contract: IdentityContract) -> Mapping[Card, ArmStreams]:

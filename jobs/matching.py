@@ -7,7 +7,7 @@ different.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.model import PLAN_ONLY, ArmPlan, CellPlan, RunFact
@@ -78,9 +78,17 @@ def own_mismatches(plan: CellPlan, arm: ArmPlan, run: RunFact) -> list[Mismatch]
 
 
 def pair_mismatches(
-    base: ArmPlan, other: ArmPlan, base_runs: Sequence[RunFact], other_runs: Sequence[RunFact], varies: Sequence[str]
+    base: ArmPlan,
+    other: ArmPlan,
+    base_runs: Sequence[RunFact],
+    other_runs: Sequence[RunFact],
+    varies: Sequence[str],
+    scope: Collection[str],
 ) -> list[Mismatch]:
-    """What differs between two arms' runs and is not declared in `varies`."""
+    """What differs between two arms' runs and is not declared in `varies`.
+
+    Where the contract's `scope` leaves the driver out, blocks may differ in it, and the runs of one block may not.
+    """
     run_ids = tuple(run.run_id for run in (*base_runs, *other_runs))
 
     def refuse(message: str, remedy: str) -> Mismatch:
@@ -92,16 +100,17 @@ def pair_mismatches(
         if name not in varies
     ]
     for key in DEVICE_KEYS:
-        if key == "granule_bytes" and "granule" in varies:
+        if (key == "granule_bytes" and "granule" in varies) or (key == "driver" and "driver" not in scope):
             continue
         mine, theirs = _device_values(base_runs, key), _device_values(other_runs, key)
         if mine != theirs or len(mine) > 1:
             message = f"card's {key} is {_words(mine)} in {base.name} and {_words(theirs)} in {other.name}"
             found.append(refuse(message, "runs must share one kind of card and one driver; rerun the cell"))
-    for block, cards in _cards_by_block((*base_runs, *other_runs)).items():
-        if len(cards) > 1:
-            message = f"block {block} ran on {len(cards)} cards: {', '.join(sorted(cards))}"
-            found.append(refuse(message, "base and head must share one card; rerun the block"))
+    for key, word in (("uuid", "card"), ("driver", "driver")):
+        for block, values in _by_block((*base_runs, *other_runs), key).items():
+            if len(values) > 1 and (key == "uuid" or "driver" not in scope):
+                message = f"block {block} ran on {len(values)} {word}s: {', '.join(sorted(values))}"
+                found.append(refuse(message, f"base and head must share one {word}; rerun the block"))
     if base.env != other.env and not _env_declared(base.env, other.env, varies):
         found.append(refuse(f"environments of {base.name} and {other.name} differ", _declare("env")))
     return found
@@ -130,12 +139,13 @@ def _device_values(runs: Iterable[RunFact], key: str) -> frozenset[str]:
     return frozenset(str(run.record.device.get(key, ABSENT)) for run in runs if run.record)
 
 
-def _cards_by_block(runs: Iterable[RunFact]) -> dict[int, set[str]]:
-    cards: dict[int, set[str]] = {}
+def _by_block(runs: Iterable[RunFact], key: str) -> dict[int, set[str]]:
+    """The values that a fact of the card has in each block."""
+    values: dict[int, set[str]] = {}
     for run in sorted(runs, key=lambda run: (run.block, run.position)):
         assert run.record is not None, run.run_id
-        cards.setdefault(run.block, set()).add(str(run.record.device.get("uuid", ABSENT)))
-    return cards
+        values.setdefault(run.block, set()).add(str(run.record.device.get(key, ABSENT)))
+    return values
 
 
 def _env_declared(base: Mapping[str, str], other: Mapping[str, str], varies: Sequence[str]) -> bool:

@@ -99,7 +99,9 @@ CASES = {
     "lock past the end": ("witnesses:", LOCK.format("short", 8), 15, "index 8", "0 to 7"),
     "lock on nothing": ("witnesses:", LOCK.format("shrt", 0), 15, "no prompt", "'short'"),
     "margin": ("witnesses:", LOCK.format("short", "0, margin: [1.0, 2.0]"), 15, "not built yet", "leave it out"),
-    "a narrower scope": ("varies:", "identity: {scope: [card]}\nvaries:", 12, "scope is not built yet", "leave it out"),
+    "a scope over batches": (
+        "varies:", "identity: {scope: [card]}\nvaries:", 12, "scope without batch is not built yet", "name batch in it",
+    ),
     "follow ups below none": ("varies:", "limits: {follow_ups: -1}\nvaries:", 12, "follow_ups is -1", "0 or more"),
     "no gate at all": (
         "varies:", "gate: {identity: off, exact: off, time: off}\nvaries:", 12, "every gate is off", "block or advise",
