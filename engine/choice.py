@@ -8,7 +8,7 @@ from typing import Any
 
 from engine.banks import ALL_FIT, why_whole
 from engine.batch import fixed_bytes
-from engine.config import HOST_POLICIES, RunRequest, Source, parse_share
+from engine.config import RunRequest, Source, parse_share
 from engine.errors import BadRequest, Refused
 from engine.graph import Graph
 from engine.kv_layout import Buckets, Forecast, forecast
@@ -17,8 +17,8 @@ from engine.paging.experts import BankPlan, decide, split
 from engine.paging.residency import least_budget
 from engine.plan import Plan
 
-AUTOMATIC = ("staging", "stable_slot")
-"""What streams where a limit is given and no policy: the first that the device serves. Both copy least."""
+AUTOMATIC = "staging"
+"""What streams where a limit is given and no policy: it copies least, and maps nothing while it does."""
 ROUTED = "stable_slot"
 """The same for a model whose experts can be read one by one, which the schedule of `staging` cannot."""
 
@@ -167,9 +167,8 @@ def _policy(request: RunRequest, plan: Plan, kind: str, *, streams: bool) -> tup
     if any(bank.is_split for bank in decide(plan, _why_whole(request, ROUTED, kind))):
         why = "weights stream under the limit, and of experts it copies those alone that were chosen"
         return ROUTED, Decision("policy", ROUTED, "derived", why)
-    chosen = next(p for p in AUTOMATIC if kind != "cuda" or p not in HOST_POLICIES)
     why = "weights stream under the limit, and of the policies served here it copies least"
-    return chosen, Decision("policy", chosen, "derived", why)
+    return AUTOMATIC, Decision("policy", AUTOMATIC, "derived", why)
 
 
 def _strategy(packed: int, nominal: int | None, at_last: int | None) -> Decision:

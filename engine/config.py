@@ -19,8 +19,6 @@ from engine.model_files import can_be_path
 from engine.plan import TARGETS
 
 POLICIES = ("stable", "lru", "stable_slot", "size_first", "staging", "zero_copy")
-HOST_POLICIES = frozenset({"staging", "zero_copy"})
-"""Policies that no card serves yet: they have run on the devices of the host alone."""
 EXPERTS = ("routed", "whole")
 """Where not all weights fit: a bank's experts are read one by one, as they are chosen, or all of them with any."""
 DEVICES = ("auto", "sim", "cuda")
@@ -247,14 +245,6 @@ def _check_together(request: RunRequest) -> None:
         raise BadRequest(
             f"kv_capacity {config.kv_capacity} is below the {positions} positions of prompt and tokens", "raise it"
         )
-    if request.device == "cuda":
-        check_served_on_card(config.policy)
-
-
-def check_served_on_card(policy: str) -> None:
-    """Refuse a policy that no card serves yet. Raises BadRequest."""
-    if policy in HOST_POLICIES:
-        raise BadRequest(f"policy {policy!r} is not served on a card", "use stable_slot there, or --device sim")
 
 
 def check_ids(ids: object) -> tuple[int, ...]:

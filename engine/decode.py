@@ -196,14 +196,17 @@ class Decoder:
         """Feed each sequence the token chosen last, which stands on the device; the ones that follow.
 
         A sequence that was stopped goes on beside the others, and nothing that it gives means anything. `further`:
-        another step comes, whatever this one gives. Once steps only replay a graph, that one is asked for before this
-        one's tokens are read, so that a device with a queue does not wait for the host.
+        another step comes, whatever this one gives: it may be asked for before this one's tokens are read.
         """
-        replays = self._recorded is not None and self._pager.fits and self._device.queues
         asked, self._ahead = self._ahead or self._ask(1, self._all), None
-        if further and replays:
+        if further and self._asks_ahead():
             self._ahead = self._ask(1, self._all)
         return list(self._take(asked, [[token] for token in self._next]).values())
+
+    def _asks_ahead(self) -> bool:
+        """Whether the host has nothing to do between two steps: all weights are in, or one graph brings the rest."""
+        recorded = self._recorded or ()
+        return self._device.queues and bool(recorded) and (self._pager.fits or (len(recorded) == 1 and all(recorded)))
 
     def stop(self, sequence: int) -> None:
         """A sequence is at its end: from here on its numbers, finite or not, are nobody's."""
@@ -314,7 +317,7 @@ class Decoder:
             starts = {s: start + (s - first) * stride for s in asked.lengths}
             written = {s: np.frombuffer(raw, np.int32, of_experts // 4, at) for s, at in starts.items()}
             counted = self._routing.count({s: (n - asked.plan.rows, written[s]) for s, n in asked.lengths.items()})
-            self._count_standing(asked.plan, counted)
+            self._count_standing(asked.plan, self._routing.by_bank(counted) if self._standing else ())
         emitted = {}
         for (sequence, length), ids in zip(asked.lengths.items(), fed, strict=True):
             self._cached[sequence].ids.extend(ids)
@@ -458,8 +461,7 @@ class Decoder:
         return [self._control + sequence * self._blocks.stride for sequence in sequences]
 
     def _tally_nodes(self) -> None:
-        nodes = sum(g.nodes for g in self._recorded or () if g is not None)
-        self._device.tally.set("graph_nodes", nodes)
+        self._device.tally.set("graph_nodes", sum(g.nodes for g in self._recorded or () if g is not None))
 
     def _bind(self, plan: Plan, step: Step, keys: tuple[int, ...], sequences: tuple[int, ...]) -> Launch:
         """A step at its addresses; the same step at the same addresses for the same sequences is one launch."""

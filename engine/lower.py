@@ -220,13 +220,14 @@ class Lowering:
 
     def make(self, name: str, dtype: str, shape: tuple[int, ...]) -> Tensor:
         """A new activation of that shape, bound to `name`; half types are kept as float32 between kernels."""
-        dtype = wide(dtype)
-        index = len(self._buffer_bytes)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
-        self._buffer_bytes.append((name, nbytes))
-        made = Tensor(Ref("buffer", index, dtype, shape, name))
+        made = Tensor(self._buffer(name, wide(dtype), shape))
         self.set(name, made)
         return made
+
+    def _buffer(self, name: str, dtype: str, shape: tuple[int, ...]) -> Ref:
+        nbytes = int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+        self._buffer_bytes.append((name, nbytes))
+        return Ref("buffer", len(self._buffer_bytes) - 1, dtype, shape, name)
 
     def view(self, value: Tensor, shape: tuple[int, ...], offset_bytes: int = 0) -> Tensor:
         """The same bytes in another shape, from `offset_bytes` on."""
@@ -302,7 +303,7 @@ class Lowering:
     def close(self, target: str = "plain") -> Parts:
         """What a plan is made of, for a target."""
         kept = {v.ref.index for n, v in self._values.items() if n in self._keep and isinstance(v, Tensor)}
-        steps = fuse(self._steps, kept) if target == "fused" else tuple(self._steps)
+        steps = fuse(self._steps, kept, self._buffer) if target == "fused" else tuple(self._steps)
         gone = _used(self._steps) - _used(steps)  # what lay between steps that are one now
         sizes = [(name, 0 if i in gone else nbytes) for i, (name, nbytes) in enumerate(self._buffer_bytes)]
         buffers, workspace = _place(sizes, steps, kept)

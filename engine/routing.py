@@ -56,13 +56,18 @@ def routed(step: Step) -> Operand | None:
     return next((o for o in step.operands if o.name == ROUTED and (step.keys or step.experts is not None)), None)
 
 
+def bank_operands(step: Step) -> tuple[Operand, ...]:
+    """The parts of a mixture's bank of experts, all of them as initialisers: what else it reads is no expert's."""
+    return tuple(o for o in step.operands if o.ref.kind == "key" and o.name.startswith(("fc1", "fc2")))
+
+
 def banks(plan: Plan) -> tuple[Bank, ...]:
     """Banks of a plan in the order of its steps."""
     found = []
     for step in plan.steps:
         if (operand := routed(step)) is not None:
             experts = next(o.ref.shape[-1] for o in step.operands if o.name == "router")
-            bank = step.keys if step.experts is None else step.experts.keys
+            bank = {o.ref.index for o in bank_operands(step)} if step.experts is None else step.experts.keys
             bank_bytes = sum(plan.keys[k].nbytes for k in bank)
             found.append(Bank(step.node, experts, operand.ref.shape[-1], bank_bytes // experts))
     return tuple(found)
@@ -81,6 +86,8 @@ def flat(choices: Choices, of: Sequence[Bank]) -> Choices:
 def by_position(written: Choices, of: Sequence[Bank]) -> Choices:
     """The other way round."""
     rows = written.size // sum(bank.chosen for bank in of)
+    if rows == 1:
+        return written.reshape(1, -1)
     ends = np.cumsum([rows * bank.chosen for bank in of])[:-1]
     return np.hstack([part.reshape(rows, -1) for part in np.split(written, ends)])
 

@@ -18,7 +18,7 @@ from engine.bind import lower
 from engine.capture_rules import parse_rules
 from engine.choice import Choice, choose
 from engine.choice import foreseen as foreseen_of
-from engine.config import EngineConfig, RunRequest, cards_can_be_called, check_served_on_card
+from engine.config import EngineConfig, RunRequest, cards_can_be_called
 from engine.counters import COUNTERS, Tally
 from engine.decode import Decoder
 from engine.device.base import Device
@@ -184,8 +184,6 @@ def set_up(
     """
     choice = choice or choose(request, graph, plans, device.kind, device.granule_bytes)
     config, plan, sequences = request.config, plans[1], len(request.prompts)
-    if device.kind == "cuda":
-        check_served_on_card(choice.policy)
     paged = split(plans, choice.banks)
     ledger = Ledger(device.granule_bytes, choice.limit_bytes, tally)
     pool = Pool(device, ledger)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from engine import kernels
 from engine.banks import ALL_FIT, why_whole
 from engine.capture import CapturePlan, cut
 from engine.capture_rules import ALL, parse_rules
@@ -18,7 +19,7 @@ from engine.device.plan_only import PlanDevice
 from engine.duplicates import duplicates
 from engine.graph import Weight
 from engine.paging.arena import fits, minimum_budget, pack
-from engine.paging.experts import BankPlan, decide, split
+from engine.paging.experts import WHOLE, BankPlan, decide, split
 from engine.paging.ledger import Ledger, Pool
 from engine.paging.residency import make_pager
 from engine.plan import Plan, Step
@@ -97,21 +98,22 @@ def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
 def _floors(plan: Plan, streamed_bytes: int, profile: Profile) -> dict[str, Any]:
     """Times of one pass on the profile: what is read at the memory's rate, what is copied at the link's, and nodes."""
     read = sum(_read_bytes(plan, s) for s in plan.steps)
+    launches = sum(kernels.get(s.kernel).launches for s in plan.steps)
     return {
         "profile": profile.name,
         "resident_bytes": read,
         "resident_ms": read / profile.memory_bytes_per_s * 1e3,
         "streamed_bytes": streamed_bytes,
         "streamed_ms": streamed_bytes / profile.link_bytes_per_s * 1e3,
-        "nodes_ms": len(plan.steps) * profile.node_ns / 1e6,
-        "launches_ms": len(plan.steps) * profile.launch_ns / 1e6,
+        "nodes_ms": launches * profile.node_ns / 1e6,
+        "launches_ms": launches * profile.launch_ns / 1e6,
     }
 
 
 def _read_bytes(plan: Plan, step: Step) -> int:
     """Key bytes that the arithmetic of a step needs: of a bank of experts, the chosen ones' share alone."""
     total = sum(plan.keys[k].nbytes for k in step.keys)
-    if step.kernel != "moe":
+    if step.kernel not in WHOLE:
         return total
     router = next(o.ref.shape for o in step.operands if o.name == "router")
     experts = router[-1]

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from engine import kernels
 from engine.counters import Tally
 from engine.device.base import H200, Branch, Event, Fetch, Granule, Launch, Placed, Profile, Recorded, Tag
 from engine.device.recording import Act, Dead, Mark, Recorder, Staged, Wait
@@ -357,8 +358,9 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         """Run a step now, or record it."""
         if self._record(launch):
             return
-        self.tally.add("eager_launches")
-        self._model(self.profile.launch_ns)
+        launches = kernels.get(launch.step.kernel).launches
+        self.tally.add("eager_launches", launches)
+        self._model(self.profile.launch_ns * launches)
         self._run(launch)
 
     def replay(self, graph: Recorded) -> None:
@@ -370,7 +372,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
         """Run what one node of a recording does; marks and waits do nothing here, where all runs in order."""
         match act:
             case Launch():
-                self._model(self.profile.node_ns)
+                self._model(self.profile.node_ns * kernels.get(act.step.kernel).launches)
                 self._run(act)
             case Staged(address, source):
                 self._model(self.profile.node_ns)
@@ -385,7 +387,7 @@ class BookedDevice(Recorder, ABC, Generic[Bound]):
             known = tuple((one, self._reads(one), self._resolve(one)) for one in alone)
             if not launch.once:
                 self._bound[launch] = known
-        self.tally.add("kernel_runs")
+        self.tally.add("kernel_runs", kernels.get(launch.step.kernel).launches)
         for _, own, _ in known:
             self._check_caches(launch, own)
         reads = known[0][1]  # of keys: all sequences read the same ones, once

@@ -22,37 +22,22 @@ from numpy.typing import NDArray
 
 from engine import kernels
 from engine.counters import Tally
-from engine.device.base import H200, Branch, Event, Fetch, Granule, Launch, Placed, Profile, Recorded
+from engine.device.base import H200, Branch, Event, Fetch, Granule, Launch, Profile, Recorded
+from engine.device.cuda_bind import CACHES, Binder, Bound
 from engine.device.cuda_card import find_card, granule_property
 from engine.device.cuda_driver import call
-from engine.device.cuda_graph import CudaGraph
+from engine.device.cuda_graph import CudaGraph, OverLink
 from engine.device.cuda_host import HostMemory
 from engine.device.recording import Act, Mark, Recording, Staged, Wait, check_closed
 from engine.errors import BadRequest, DeviceFailure, EngineError, UnsupportedModel
-from engine.kernels.cuda import Geometry, NoForm, Prepared, argument, prepare
+from engine.kernels.cuda import NoForm, prepare
 from engine.plan import Step
 
-_CACHES = ("kv_key", "kv_value")
 _NON_BLOCKING = 1  # the stream is not ordered with the legacy one
 _UNTIMED = 2  # an event that orders and measures nothing
 _STAGING_BYTES = 64 << 10
 _LANDING_BYTES = 4 << 10
 _FAULT_BYTES = 24  # step, index, elements
-
-
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """A launch as the driver takes it; `values` keeps alive what `arguments` points to."""
-
-    function: Any
-    after_all: Any
-    """How it is launched behind anything."""
-    after_kernel: Any
-    """How it is launched right behind a kernel: it may start before that ends, and waits for it itself."""
-    arguments: Any
-    values: tuple[Any, ...]
-    read_ns: int
-    """What the profile says that reading its keys takes."""
 
 
 @dataclass(slots=True)
@@ -99,13 +84,14 @@ class CudaDevice:
         self._plain: set[int] = set()
         self._ranges: dict[tuple[int, int], int] = {}  # address and size of a key's host bytes -> pinned host address
         self._starts: list[tuple[int, int]] = []  # the same ranges, ascending
-        self._bound: dict[Launch, _Bound] = {}
-        self._faulty: list[str] = []  # nodes of the steps that may report a fault, by number from 1
+        self._binder = Binder(card, self._host, profile, self._stream, self._fault_address)
+        self._bound: dict[Launch, Bound] = {}
         self._in_flight: list[NDArray[Any]] = []  # pageable sources of copies since the last wait
         self._busy: set[Branch] = set()
         self._behind_kernel = False  # whether the compute stream ends in a kernel
         self._recording: Recording | None = None
         self._node_ns: list[int] = []  # modelled, of each node of the open recording
+        self._node_in_place_bytes = 0  # of all of them
 
     # -- addresses and granules
 
@@ -199,12 +185,20 @@ class CudaDevice:
             insort(self._starts, (source.ctypes.data, source.nbytes))
 
     def map_host(self, source: NDArray[Any]) -> int:
-        """Refused: no kernel of a card has read a key in place yet."""
-        raise DeviceFailure("a card does not read keys in host memory", "use a policy that copies, or --device sim")
+        """Where the card sees a key's host bytes, which are pinned already."""
+        if (source.ctypes.data, source.nbytes) not in self._ranges:
+            raise DeviceFailure("only a key's whole host bytes are mapped for the device")
+        address = self._host.pin(source)[1]
+        self._binder.in_place[address] = source.nbytes
+        return address
 
     def unmap_host(self, address: int) -> None:
-        """Nothing was ever mapped."""
-        raise DeviceFailure(f"no host memory is mapped at {address:#x}")
+        """The bytes stay pinned, and no launch that is bound from here on reads them."""
+        if address not in self._binder.in_place:
+            raise DeviceFailure(f"no host memory is mapped at {address:#x}")
+        self._drain()
+        del self._binder.in_place[address]
+        self._bound.clear()
 
     def copy_in(self, address: int, source: NDArray[Any]) -> None:
         """Copy host bytes in, after all work before; from a known range it is weight traffic."""
@@ -313,12 +307,12 @@ class CudaDevice:
         """Compile and load what these steps run. Raises UnsupportedModel with every step that has no form here."""
         reasons, ready = [], []
         for step in steps:
-            form = kernels.get(step.kernel).cuda
+            forms = kernels.get(step.kernel).forms
             try:
-                if form is None:
+                if not forms:
                     raise NoForm("no CUDA form")
-                strides = {o.name: (0, 0) for o in step.operands if o.ref.kind in _CACHES}
-                ready.append(prepare(form, step, strides))
+                strides = {o.name: (0, 0) for o in step.operands if o.ref.kind in CACHES}
+                ready += [prepare(form, step, strides) for form in forms]
             except NoForm as why:
                 reasons.append(f"{step.node} ({step.op}): kernel {step.kernel}: {why}")
         if reasons:
@@ -331,17 +325,22 @@ class CudaDevice:
         """Run a step now, or record it."""
         bound = self._bound.get(launch)
         if bound is None:
-            bound = self._bound[launch] = self._bind(launch)
-        how = bound.after_kernel if self._behind_kernel else bound.after_all
-        self._or_abandon(self._driver.cuLaunchKernelEx, how, bound.function, ctypes.addressof(bound.arguments), 0)
-        self._behind_kernel = True
+            bound = self._bound[launch] = self._binder.bind(launch)
+        for kernel in bound.kernels:
+            how = kernel.after_kernel if self._behind_kernel else kernel.after_all
+            arguments = ctypes.addressof(kernel.arguments)
+            self._or_abandon(self._driver.cuLaunchKernelEx, how, kernel.function, arguments, 0)
+            self._behind_kernel = True
         if self._record(launch):
-            self._node_ns.append(round(self.profile.node_ns) + bound.read_ns)
+            self._node_ns.append(round(self.profile.node_ns * len(bound.kernels)) + bound.read_ns)
+            self._node_in_place_bytes += bound.in_place_bytes
             return
         self._busy.add("compute")
-        self.tally.add("eager_launches")
-        self.tally.add("kernel_runs")
-        self._model(self.profile.launch_ns)
+        self.tally.add("eager_launches", len(bound.kernels))
+        self.tally.add("kernel_runs", len(bound.kernels))
+        if bound.in_place_bytes:
+            self.tally.add("device_zero_copy_bytes", bound.in_place_bytes)
+        self._model(self.profile.launch_ns * len(bound.kernels))
         self._model(bound.read_ns)
 
     def begin_capture(self) -> None:
@@ -351,7 +350,7 @@ class CudaDevice:
         mode = self._driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         call(self._driver.cuStreamBeginCapture, self._stream, mode)
         self._behind_kernel = False
-        self._recording, self._node_ns = Recording(), []
+        self._recording, self._node_ns, self._node_in_place_bytes = Recording(), [], 0
 
     def end_capture(self) -> CudaGraph:
         """Close the recording; the graph is instantiated and on the card."""
@@ -366,7 +365,8 @@ class CudaDevice:
             raise
         self._recording = None
         staged_bytes = sum(act.source.nbytes for act in acts if isinstance(act, Staged))
-        return CudaGraph(self._driver, recorded, self._stream, sum(self._node_ns), staged_bytes)
+        over_link = OverLink(staged_bytes, self._node_in_place_bytes)
+        return CudaGraph(self._driver, recorded, self._stream, sum(self._node_ns), over_link)
 
     def replay(self, graph: Recorded) -> None:
         """Run a recording once, against what is mapped now; returns at once."""
@@ -375,48 +375,10 @@ class CudaDevice:
         call(self._driver.cuGraphLaunch, graph.executable, self._stream)
         self._queued()
         self.tally.add("kernel_runs", graph.kernel_nodes)
-        self.tally.add("device_htod_bytes", graph.staged_bytes)
+        self.tally.add("device_htod_bytes", graph.over_link.staged_bytes)
+        if graph.over_link.in_place_bytes:
+            self.tally.add("device_zero_copy_bytes", graph.over_link.in_place_bytes)
         self._model(graph.modelled_ns)
-
-    def _bind(self, launch: Launch) -> _Bound:
-        step = launch.step
-        form = kernels.get(step.kernel).cuda
-        assert form is not None, "prepare refused it"
-        strides = {p.operand.name: _strides(p) for p in launch.placed if p.operand.ref.kind in _CACHES}
-        made: Prepared = prepare(form, step, strides, len(launch.sequences))
-        geometry = made.geometry
-        alone = len(launch.sequences) == 1
-        placed = launch.alone(launch.sequences[0]).placed if alone else launch.placed
-        pointers = [p.address if p.host is None else self._host.pin(p.host)[1] for p in placed]
-        values: list[Any] = [ctypes.c_void_p(pointer) for pointer in pointers]
-        values += [argument(scalar) for scalar in made.scalars]
-        if made.faults:
-            self._faulty.append(f"{step.node} ({step.op})")
-            values += [ctypes.c_void_p(self._fault_address), ctypes.c_int(len(self._faulty))]
-        if not alone:
-            values += [argument(tuple(p.stride for p in placed)), argument(launch.sequences)]
-        arguments = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-        key_bytes = sum(p.nbytes for p in launch.placed if p.operand.ref.kind == "key")
-        return _Bound(
-            self._card.load(made.variant, geometry.shared_bytes),
-            self._configuration(geometry, len(launch.sequences), early=False),
-            self._configuration(geometry, len(launch.sequences), early=self._card.starts_early),
-            arguments,
-            tuple(values),
-            self.profile.memory_ns(key_bytes),
-        )
-
-    def _configuration(self, geometry: Geometry, sequences: int, *, early: bool) -> Any:
-        made = self._driver.CUlaunchConfig()
-        made.gridDimX, made.gridDimY = geometry.blocks
-        made.gridDimZ, made.blockDimX, made.blockDimY, made.blockDimZ = sequences, geometry.threads, 1, 1
-        made.sharedMemBytes, made.hStream = geometry.shared_bytes, self._stream
-        if early:
-            attribute = self._driver.CUlaunchAttribute()
-            attribute.id = self._driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            made.attrs, made.numAttrs = [attribute], 1
-        return made
 
     def _abandon_capture(self) -> None:
         """Close a recording that failed: while one is open, this thread may neither allocate nor wait."""
@@ -473,7 +435,9 @@ class CudaDevice:
         step, index, extent = self._fault.view(np.int64).tolist()
         if step:
             self._fault[:] = 0
-            raise DeviceFailure(f"{self._faulty[step - 1]}: index {index} is out of bounds for {extent} elements")
+            raise DeviceFailure(
+                f"{self._binder.faulty[step - 1]}: index {index} is out of bounds for {extent} elements"
+            )
 
     def _handle(self, granule: Granule) -> Any:
         if granule not in self._handles:
@@ -482,12 +446,3 @@ class CudaDevice:
 
     def _model(self, ns: float) -> None:
         self.tally.add("modelled_ns", round(ns))
-
-
-def _strides(placed: Placed) -> tuple[int, int]:
-    """Elements from one cached position, and from one head, to the next."""
-    if placed.placement is None:
-        _, heads, size = placed.operand.ref.shape
-        return heads * size, size
-    position, head, element = placed.placement.strides
-    return position // element, head // element

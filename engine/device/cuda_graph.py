@@ -19,13 +19,21 @@ class Census:
     edges: int
 
 
-class CudaGraph:
-    """An executable graph that copies `staged_bytes`; `modelled_ns` is what the device profile makes of one replay."""
+@dataclass(frozen=True, slots=True)
+class OverLink:
+    """Weight bytes that one replay moves over the link: copied, and read in place by its kernels."""
 
-    def __init__(self, driver: Any, recorded: Any, stream: Any, modelled_ns: int, staged_bytes: int) -> None:
+    staged_bytes: int
+    in_place_bytes: int
+
+
+class CudaGraph:
+    """An executable graph; `modelled_ns` is what the device profile makes of one replay."""
+
+    def __init__(self, driver: Any, recorded: Any, stream: Any, modelled_ns: int, over_link: OverLink) -> None:
         self._driver = driver
         self.modelled_ns = modelled_ns
-        self.staged_bytes = staged_bytes
+        self.over_link = over_link
         try:
             self.census = _census(driver, recorded)
             self.executable = call(driver.cuGraphInstantiate, recorded, 0)

@@ -7,6 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from engine import kernels
 from engine.device.base import Branch, Event, Launch, Recorded
 from engine.errors import DeviceFailure
 
@@ -53,8 +54,9 @@ class HostGraph:
 
     @property
     def nodes(self) -> int:
-        """Number of nodes: events leave none."""
-        return sum(isinstance(act, Launch | Staged) for act in self.acts)
+        """Number of nodes: events leave none, and a step as many as it is launches."""
+        launched = (kernels.get(act.step.kernel).launches for act in self.acts if isinstance(act, Launch))
+        return sum(launched) + sum(isinstance(act, Staged) for act in self.acts)
 
 
 class Recording:

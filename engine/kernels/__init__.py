@@ -23,10 +23,12 @@ Params = Mapping[str, Any]
 
 _FAMILIES = (
     "attention",
+    "delta",
     "elementwise",
     "embedding",
     "linear",
     "matmul",
+    "mixture",
     "moe",
     "movement",
     "nbits",
@@ -47,7 +49,8 @@ class KernelDef:
 
     `weights` are operands that `decode` turns into one float32 array, handed to `run` as "decoded": what a device
     kernel would decode on the fly, kept apart here so that the simulator may keep it beside the bytes it came from.
-    `cuda` is its form on a card; a kernel without one is refused there.
+    `cuda` is its form on a card; a kernel without one is refused there. `behind` is what is launched behind it, where
+    one launch would have to wait for all of its own blocks; operands are the same ones.
     """
 
     name: str
@@ -55,6 +58,17 @@ class KernelDef:
     weights: tuple[str, ...] = ()
     decode: Callable[[Arrays, Params], Array] | None = None
     cuda: CudaForm | None = None
+    behind: CudaForm | None = None
+
+    @property
+    def forms(self) -> tuple[CudaForm, ...]:
+        """What a card launches for one step, in order."""
+        return tuple(form for form in (self.cuda, self.behind) if form is not None)
+
+    @property
+    def launches(self) -> int:
+        """How many launches a step is, on whatever device."""
+        return max(1, len(self.forms))
 
 
 def define(kernel: KernelDef) -> KernelDef:

@@ -71,7 +71,8 @@ class CudaForm:
 
     `runtime` are parameters that differ between plans of one model and so are arguments; the others are compiled in.
     `faults`: the body may find an index beyond the elements and reports it. `early`: the body itself waits for what the
-    kernels before it write, having read weights first; for the others the entry waits.
+    kernels before it write, having read weights first; for the others the entry waits. `head` is a source whose text
+    stands before.
     """
 
     source: str
@@ -79,6 +80,12 @@ class CudaForm:
     runtime: tuple[str, ...] = ()
     faults: bool = False
     early: bool = False
+    head: str = ""
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Stems of its source files, in order."""
+        return tuple(filter(None, (self.head, self.source)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +126,7 @@ def prepare(form: CudaForm, step: Step, strides: Mapping[str, tuple[int, int]], 
             _constants(step, form, geometry),
             source(_SUPPORT),
             _signature(step.operands, scalars, form.faults),
-            source(form.source),
+            *map(source, form.sources),
             _entry(function, step.operands, geometry.threads, sequences, form.early),
         )
     )

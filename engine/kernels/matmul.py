@@ -6,24 +6,42 @@ import math
 
 import numpy as np
 
-from engine.graph import PACKED, unpack_nibbles
+from engine.graph import DTYPES, PACKED, unpack_nibbles
 from engine.kernels import Array, Arrays, KernelDef, Params, define
-from engine.kernels.cuda import CudaForm, Geometry, Refs, Scalar
+from engine.kernels.cuda import THREADS, CudaForm, Geometry, Refs, Scalar
 from engine.kernels.elementwise import blocks, wide
+from engine.kernels.norm import rms
 from engine.kernels.steps import around, broadcast, merged, rows_first
+
+MOST = ("", "2", "3")
+"""What the names of a weight's operands, parameter N and output end in: products of one x may be one step."""
+
+
+def ends(p: Params) -> list[str]:
+    """The endings of a product's weights."""
+    return [end for end in MOST if f"N{end}" in p]
 
 
 def decode_dense(a: Arrays, p: Params) -> Array:
-    """Weight as float32 [K, N], a view of what lies as [N, K] where it is `transposed`."""
-    weight = np.array(a["weight"], dtype=np.float32)  # a copy: the bytes it came from may change under it
+    """Weight as float32 [K, N], a view of what lies as [N, K] where it is `transposed`; weights side by side."""
+    made = [np.array(a[f"weight{end}"], dtype=np.float32) for end in ends(p)]  # copies: their bytes may change
+    weight = made[0] if len(made) == 1 else np.concatenate(made, axis=1)
     return weight.T if p["transposed"] else weight
 
 
-def run_dense(a: Arrays, _: Params) -> None:
-    """y = x @ weight, row by row."""
-    x, y, w = _rows(a["x"]), _rows(a["y"]), a["decoded"]
+def run_dense(a: Arrays, p: Params) -> None:
+    """y = x @ weight, row by row, x normed first where there is a gamma; a weight's columns go to its own y."""
+    x, w = _rows(a["x"]), a["decoded"]
+    if "gamma" in a:
+        normed = np.empty(x.shape, np.float32)
+        rms(x, a["gamma"], p["eps"], normed)
+        x = normed
+    outputs = [_rows(a[f"y{end}"]) for end in ends(p)]
     for r in range(x.shape[0]):
-        y[r] = np.dot(x[r].astype(np.float32, copy=False), w)
+        product, start = np.dot(x[r].astype(np.float32, copy=False), w), 0
+        for y in outputs:
+            y[r] = product[start : start + y.shape[1]]
+            start += y.shape[1]
 
 
 def unpack(codes: Array, bits: int, k: int) -> Array:
@@ -104,13 +122,21 @@ def _rows(x: Array) -> Array:
     return x.reshape(-1, x.shape[-1])
 
 
-_OUTPUTS = 32  # a block makes of a dense product
+_OUTPUTS = 32  # a block makes of a product with codes
+_COLUMNS = 8  # a block makes of a dense product
 _LINES = 8  # warps of a block, each with an output of its own
 
 
 def _dense(refs: Refs, p: Params) -> Geometry:
-    each = _LINES if p.get("transposed") else _OUTPUTS
-    return Geometry((blocks(p["N"], each), math.prod(refs["x"].shape[:-1])))
+    rows = math.prod(refs["x"].shape[:-1])
+    if "codes" in refs or p["transposed"]:
+        return Geometry((blocks(p["N"], _OUTPUTS if "codes" in refs else _LINES), rows))
+    widths = [p[f"N{end}"] for end in ends(p)]
+    defines: dict[str, str | int] = {"THREADS": THREADS}
+    element = DTYPES[refs["weight"].dtype].itemsize
+    if all(n % _COLUMNS == 0 for n in widths) and _COLUMNS * element % 16 == 0:
+        defines["WHOLE_ROWS"] = 1
+    return Geometry((sum(blocks(n, _COLUMNS) for n in widths), rows), defines=defines)
 
 
 def _contract(refs: Refs, p: Params) -> Geometry:
@@ -150,8 +176,10 @@ def _dequantize(refs: Refs, p: Params) -> Geometry:
     return Geometry((blocks(count), 1), scalars, {"ONE_SCALE": int(one)})
 
 
-define(KernelDef("matmul", run_dense, ("weight",), decode_dense, CudaForm("matmul", _dense)))
-define(KernelDef("matmul_qdq", run_dense, ("codes", "scales", "zero_points"), decode_qdq, CudaForm("matmul", _dense)))
+_WEIGHTS = tuple(f"weight{end}" for end in MOST)
+_DENSE = CudaForm("matmul", _dense, early=True)
+define(KernelDef("matmul", run_dense, _WEIGHTS, decode_dense, _DENSE))
+define(KernelDef("matmul_qdq", run_dense, ("codes", "scales", "zero_points"), decode_qdq, _DENSE))
 define(KernelDef("batched_matmul", run_batched, cuda=CudaForm("contract", _contract)))
 define(KernelDef("gemm", run_gemm, cuda=CudaForm("contract", _contract)))
 define(KernelDef("dequantize", run_dequantize, cuda=CudaForm("dequantize", _dequantize)))

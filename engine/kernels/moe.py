@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from engine.kernels import Array, Arrays, KernelDef, Params, define
 from engine.kernels.cuda import CudaForm, Geometry, Refs
 from engine.kernels.elementwise import elementwise, gelu, sigmoid
 from engine.kernels.matmul import unpack
+from engine.kernels.norm import rms
 
 
 def route(logits: Array, k: int, normalise: bool) -> tuple[Array, Array]:
@@ -69,13 +71,33 @@ def run_route(a: Arrays, p: Params) -> None:
 
 def run_experts(a: Arrays, p: Params) -> None:
     """The second half, which finds each expert's parts under their names and its number; y is as `run_moe` has it."""
-    x = a["x"].reshape(-1, a["x"].shape[-1]).astype(np.float32)
+    x = tokens_of(a, p)
     logits = a["router"].reshape(x.shape[0], -1).astype(np.float32)
     y = a["y"].reshape(x.shape)
     with np.errstate(over="ignore"):
         for t in range(x.shape[0]):
             chosen = a["routed"][t]
             y[t] = _mixed(a, x[t], chosen, shares(logits[t], chosen, p["normalise"]), p)
+    add_more(a)
+
+
+def tokens_of(a: Arrays, p: Params) -> Array:
+    """x, a row a token, normed where there is a gamma."""
+    x = a["x"].reshape(-1, a["x"].shape[-1]).astype(np.float32)
+    if "gamma" in a:
+        rms(a["x"], a["gamma"], p["eps"], x)
+    return x
+
+
+def add_more(a: Arrays) -> None:
+    """Add the shared expert times the sigmoid of its gate, and the residual, where there are any."""
+    y = a["y"].reshape(-1, a["y"].shape[-1])
+    if "other" in a:
+        with np.errstate(over="ignore"):
+            gates = sigmoid(a["other_gate"].astype(np.float32)).reshape(-1, 1)
+        y += a["other"].reshape(y.shape) * gates
+    if "residual" in a:
+        y += a["residual"].reshape(y.shape)
 
 
 def expert_operand(part: str, expert: int) -> str:
@@ -88,12 +110,18 @@ def run_gated_add(a: Arrays, _: Params) -> None:
     a["y"][...] = a["a"].astype(np.float32) + a["b"].astype(np.float32) * a["c"].astype(np.float32)
 
 
+def expert_outputs(a: Arrays, x: Array, chosen: Array, p: Params) -> Iterator[tuple[Array, Array]]:
+    """Of each chosen expert what its activation made of one token, and what its second product made of that."""
+    for expert in chosen:
+        hidden = activate(_fc(a, "fc1", int(expert), x, p), p)
+        yield hidden, _fc(a, "fc2", int(expert), hidden, p)
+
+
 def _mixed(a: Arrays, x: Array, chosen: Array, weights: Array, p: Params) -> Array:
     """One token's sum over its experts, in the order of the choice."""
     total = np.zeros(x.shape, np.float32)
-    for expert, weight in zip(chosen, weights, strict=True):
-        hidden = activate(_fc(a, "fc1", int(expert), x, p), p)
-        total += np.float32(weight) * _fc(a, "fc2", int(expert), hidden, p)
+    for weight, (_, out) in zip(weights, expert_outputs(a, x, chosen, p), strict=True):
+        total += np.float32(weight) * out
     return total
 
 

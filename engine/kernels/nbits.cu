@@ -1,5 +1,10 @@
 // Rows of x (the grid's second dimension) times weights of 4- or 8-bit codes, each in an order that K alone decides.
-#define BLOCKS ((P_K + P_block - 1) / P_block)
+#ifndef MIXTURE
+#define ROW_K P_K
+#define X_ROW (x + (i64)blockIdx.y * P_K)
+typedef y_t out_t;
+#endif
+#define BLOCKS ((ROW_K + P_block - 1) / P_block)
 
 #if !defined HAS_zero_points
 typedef unsigned char points_t;
@@ -54,11 +59,6 @@ __device__ float half_of(u32 pair, int which) {
   h.bits = (unsigned short)(which ? pair >> 16 : pair);
   return (float)h;
 }
-template <class T> __device__ T unit_max(T v) {
-  for (int m = 1; m < 8; m <<= 1) { T o = __shfl_xor_sync(0xffffffffu, v, m); v = o > v ? o : v; }
-  return v;
-}
-
 // x as the tensor cores take it, of one turn.
 struct Fragment {
   uint4 words[4];     // of lanes that stand for a unit; zeros elsewhere
@@ -110,6 +110,9 @@ struct Room {
 #ifndef P_gated
 #define P_gated 0
 #endif
+#ifndef ROW_STEP
+#define ROW_STEP 1  // from one row of a tile's half to the next
+#endif
 #define TILE_ROWS (P_gated ? 8 : 16)
 #define GROUP_ROWS (TILE_ROWS * TILES)
 #define GROUPS_OF(rows) (((rows) + GROUP_ROWS - 1) / GROUP_ROWS)
@@ -138,24 +141,33 @@ struct Room {
 #endif
 __device__ int first_row(int group, int rows) { return max(0, min(group * GROUP_ROWS, rows - GROUP_ROWS)); }
 
-// A lane's row of codes in the first tile of a group, from its own unit of a turn on.
+// A lane's row of codes in the first tile of a group.
 struct Line {
   const unsigned char* codes;
   const scales_t* scales;
   const points_t* points;
   __device__ Line() {}
   __device__ Line(const unsigned char* c, const scales_t* s, const points_t* z, int row) {
-    const int t = threadIdx.x % 4;
-    codes = c + (i64)row * ROW_BYTES + t * 16;
-    scales = s + (i64)row * BLOCKS + t * 32 / P_block;
+    codes = c + (i64)row * ROW_BYTES;
+    scales = s + (i64)row * BLOCKS;
     points = z + (i64)row * POINTS_A_ROW;
   }
 };
+#ifdef HAS_zero_points
+#define MIXTURE_POINTS SIDE(_zero_points)
+#else
+#define MIXTURE_POINTS (const points_t*)0
+#endif
 #define ROW_OF(group, rows, at) min(first_row(group, rows) + (at), (rows) - 1)
 #define LINE(n, rows, group, at) Line(codes##n, scales##n, POINTS(n), ROW_OF(group, rows, at))
 __device__ Line line_of(int group, int half, SIGNATURE) {
   const int g = threadIdx.x % 32 / 4;
-#if P_gated
+#if defined UP
+  const int at = P_gated ? g : 8 * half + g;
+  return Line(fc1, fc1_scales, MIXTURE_POINTS, row_of_pair(ROW_OF(group, P_N, at), half));
+#elif defined DOWN
+  return Line(fc2, fc2_scales, MIXTURE_POINTS, ROW_OF(group, P_N, 8 * half + g));
+#elif P_gated
   return half ? LINE(2, P_N, group, g) : LINE(, P_N, group, g);
 #else
   const int at = 8 * half + g;
@@ -171,14 +183,21 @@ __device__ Line line_of(int group, int half, SIGNATURE) {
 
 // Where the row of a group at `slot` goes, null beyond the rows of its weight, and what is added to it.
 struct Output {
-  y_t* to;
-  float extra;
+  out_t* to;
+  float extra, of_value;
 };
 #define OUTPUT(n, rows, group, more)                                                \
   const int row = first_row(group, rows) + slot;                                    \
-  if (row >= (rows)) return {0, 0};                                                 \
-  return {y##n + (i64)blockIdx.y * (rows) + row, more};
+  if (row >= (rows)) return {0, 0, 0};                                              \
+  return {y##n + (i64)blockIdx.y * (rows) + row, more, 0};
 __device__ Output output_of(int group, int slot, SIGNATURE) {
+#if defined UP
+  const int row = first_row(group, P_N) + slot;
+  if (row >= P_N) return {0, 0, 0};
+  return {hidden + (i64)blockIdx.y * PADDED + row, UP_BIAS(row, 0), P_gated ? UP_BIAS(row, 1) : 0};
+#elif defined DOWN
+  OUTPUT(, P_N, group, added(row, PASSED))
+#else
 #if !P_gated && defined P_N3
   if (group >= GROUPS_OF(P_N) + GROUPS_OF(P_N2)) {
     OUTPUT(3, P_N3, group - GROUPS_OF(P_N) - GROUPS_OF(P_N2), BIAS(3, row))
@@ -188,6 +207,7 @@ __device__ Output output_of(int group, int slot, SIGNATURE) {
   if (group >= GROUPS_OF(P_N)) { OUTPUT(2, P_N2, group - GROUPS_OF(P_N), BIAS(2, row)) }
 #endif
   OUTPUT(, P_N, group, BIAS(, row) + RESIDUAL(row))
+#endif
 }
 
 // Codes of a lane's unit in one turn and one tile.
@@ -195,13 +215,18 @@ struct Held {
   uint4 codes[2];
   float scales[2], points[2];
   __device__ void load(const Line (&lines)[2], int turn, int tile) {
-    const bool there = UNITS % 4 == 0 || turn * 4 + threadIdx.x % 4 < UNITS;
+#ifdef DOWN
+    const int own = turn % TURNS_EACH;
+    const i64 row = tile * TILE_ROWS + (i64)chosen[turn / TURNS_EACH] * P_N;
+#else
+    const int own = turn, row = tile * TILE_ROWS * ROW_STEP;
+#endif
+    const int unit = own * 4 + threadIdx.x % 4, block = unit / (P_block / 32);
+    const bool there = UNITS % 4 == 0 || unit < UNITS;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = tile * TILE_ROWS;
-      codes[half] = there ? streamed(lines[half].codes + row * ROW_BYTES + turn * 64) : make_uint4(0, 0, 0, 0);
-      scales[half] = there ? (float)lines[half].scales[row * BLOCKS + turn * 128 / P_block] : 0.0f;
-      const int block = (turn * 4 + threadIdx.x % 4) / (P_block / 32);
+      codes[half] = there ? streamed(lines[half].codes + row * ROW_BYTES + unit * 16) : make_uint4(0, 0, 0, 0);
+      scales[half] = there ? (float)lines[half].scales[row * BLOCKS + block] : 0.0f;
       points[half] = there ? zero_point(lines[half].points + row * POINTS_A_ROW, block) : 0.0f;
     }
   }
@@ -249,20 +274,36 @@ BODY {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, slot = threadIdx.x;
   Room* rooms = (Room*)shared + warp * EACH;
   int group = blockIdx.x;
-  Line lines[2] = {line_of(group, 0, PASSED), line_of(group, 1, PASSED)};
+  Line lines[2];
   Held held[DEPTH][TILES];
+  const auto ask = [&] {
+    lines[0] = line_of(group, 0, PASSED);
+    lines[1] = line_of(group, 1, PASSED);
 #pragma unroll
-  for (int d = 0; d < DEPTH; ++d)
+    for (int d = 0; d < DEPTH; ++d)
 #pragma unroll
-    for (int r = 0; r < TILES; ++r)
-      if (warp + d * WARPS < TURNS) held[d][r].load(lines, warp + d * WARPS, r);
+      for (int r = 0; r < TILES; ++r)
+        if (warp + d * WARPS < TURNS) held[d][r].load(lines, warp + d * WARPS, r);
+  };
+#if defined UP  // which weights, the logits say
+  float logits[LOGITS_A_LANE] = {};
+#elif defined DOWN
+  inputs_ready();
+  recall(PASSED);
+  ask();
+#else
+  ask();
+#endif
 #ifdef HAS_gamma
   float4 by[AT_ONCE];
 #pragma unroll
   for (int j = 0; j < AT_ONCE; ++j) by[j] = four(gamma, (warp + j * WARPS) * 128 + lane * 4);
 #endif
   inputs_ready();
-  const x_t* row = x + (i64)blockIdx.y * P_K;
+#ifdef UP
+  if (warp == 0) load_logits(router + (i64)(blockIdx.y / P_k) * EXPERTS, logits);
+#endif
+  const auto* row = X_ROW;
   float square = 0;
 #pragma unroll 1
   for (int start = 0; start < EACH; start += AT_ONCE) {
@@ -283,12 +324,18 @@ BODY {
   square = warp_sum(square);
   if (lane == 0) squares[warp] = square;
 #endif
+#ifdef UP
+  if (warp == 0) choose(logits);
+  __syncthreads();
+  ask();
+  settle(logits, PASSED);
+#endif
   __syncwarp();
   for (int round = 0; group < GROUPS; ++round) {
     const int next = group + gridDim.x;
     const bool more = next < GROUPS;
     const Line after[2] = {line_of(more ? next : group, 0, PASSED), line_of(more ? next : group, 1, PASSED)};
-    const Output out = slot < SLOTS ? output_of(group, slot, PASSED) : Output{0, 0};
+    const Output out = slot < SLOTS ? output_of(group, slot, PASSED) : Output{0, 0, 0};
     float sums[TILES][2] = {};
 #pragma unroll 1
     for (int start = 0; start < EACH; start += DEPTH)
@@ -342,7 +389,13 @@ BODY {
     };
 #if P_gated
     const float gate = total(slot / 8 * 16 + slot % 8), value = total(slot / 8 * 16 + slot % 8 + 8);
+#ifdef UP
+    if (out.to) *out.to = shares[blockIdx.y % P_k] * activated(gate + out.extra, value + out.of_value);
+#else
     if (out.to) *out.to = gate * sigmoid(gate) * value;
+#endif
+#elif defined UP
+    if (out.to) *out.to = shares[blockIdx.y % P_k] * activated(total(slot) + out.extra, 0);
 #else
     const float made = total(slot);
     if (out.to) *out.to = made + out.extra;

@@ -7,23 +7,19 @@ or a gated pair. x may be normed first (`gamma`), and what is made may have a bi
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
 from engine.kernels import Array, Arrays, KernelDef, Params, define
 from engine.kernels.cuda import CudaForm, Geometry, Refs
 from engine.kernels.elementwise import blocks, sigmoid
-from engine.kernels.matmul import unpack, zero_points
+from engine.kernels.matmul import MOST, ends, unpack, zero_points
 from engine.kernels.norm import rms
-
-MOST = ("", "2", "3")
-"""What the names of a weight's operands, parameter N and output end in."""
 
 
 def decode_nbits(a: Arrays, p: Params) -> Array:
     """(code - zero point) * scale, float32 [N, K], weight under weight; MatMulNBits of onnxruntime's operators."""
-    made = [_decode_one(a, p, end) for end in _ends(p)]
+    made = [_decode_one(a, p, end) for end in ends(p)]
     return made[0] if len(made) == 1 else np.concatenate(made)
 
 
@@ -52,7 +48,7 @@ def run_nbits(a: Arrays, p: Params) -> None:
         normed = np.empty(x.shape, np.float32)
         rms(x, a["gamma"], p["eps"], normed)
         x = normed
-    outputs = [(end, a[f"y{end}"].reshape(x.shape[0], -1)) for end in _ends(p) if not (end and p.get("gated"))]
+    outputs = [(end, a[f"y{end}"].reshape(x.shape[0], -1)) for end in ends(p) if not (end and p.get("gated"))]
     with np.errstate(over="ignore", invalid="ignore"):
         for r in range(x.shape[0]):
             product = np.dot(w, x[r].astype(np.float32, copy=False))
@@ -69,14 +65,19 @@ def run_nbits(a: Arrays, p: Params) -> None:
                 start += y.shape[1]
 
 
-def _ends(p: Params) -> Iterator[str]:
-    return (end for end in MOST if f"N{end}" in p)
-
-
 _LINES = 8  # warps of a block, each with an output of its own, where codes are taken word by word
 _WARPS = 25  # at most, of a block that takes tiles
-_ROOM_BYTES = 544  # of shared memory, for x in one turn
-_PROCESSORS = 132
+_TURNS_EACH = ((12, 1), (31, 2), (64, 4))  # up to so many turns, a warp takes so many, and asks for all of them at once
+ROOM_BYTES = 544
+"""Of shared memory, for x in one turn."""
+PROCESSORS = 132
+
+
+def most_warps(k: int) -> tuple[int, int]:
+    """Warps that share k columns, and turns of each: they follow from k alone, and with them the order of sums."""
+    turns = -(-k // 128)
+    each = next((each for most, each in _TURNS_EACH if turns <= most), -(-turns // _WARPS))
+    return -(-turns // each), each
 
 
 def tiled(p: Params) -> bool:
@@ -87,31 +88,36 @@ def tiled(p: Params) -> bool:
 def _nbits(refs: Refs, p: Params) -> Geometry:
     """How many warps share the columns follows from K; how many rows a block takes changes no sum.
 
-    The numbers are those that were fastest on one NVIDIA H200 (docs/results/cuda-speed-h200.json).
+    The numbers are those that were fastest on one NVIDIA H200 (docs/results/cuda-table-h200.json).
     """
     rows_of_x = math.prod(refs["x"].shape[:-1])
     packed = "zero_points" in refs and refs["zero_points"].dtype == "uint8"
     defines: dict[str, str | int] = {"POINTS_PACKED": 1} if packed else {}
     if not tiled(p):
         return Geometry((blocks(p["N"], _LINES), rows_of_x), defines=defines)
-    turns = -(-p["K"] // 128)
-    each = -(-turns // _WARPS)
-    warps = -(-turns // each)
-    rows = [p["N"]] if p.get("gated") else [p[f"N{end}"] for end in _ends(p)]
+    warps, each = most_warps(p["K"])
+    rows = [p["N"]] if p.get("gated") else [p[f"N{end}"] for end in ends(p)]
     tiles = sum(blocks(n, 8 if p.get("gated") else 16) for n in rows)
-    most = 2 if each > 4 else 1
-    if each == 1 and tiles >= 512:
-        most = min(28 // warps, 4 if tiles < 2048 else 2)
+    most = _most_tiles(warps, each, tiles)
     of_group = max(t for t in (1, 2, 4) if t == 1 or (t <= most and 16 * t <= min(rows)))
-    depth = 2 if each % 2 == 0 and tiles >= 1024 else 1
+    depth = each if each <= 4 else 1
     warps = max(warps, of_group * 16 // 32)
     defines |= {"TILES": of_group, "DEPTH": depth, "THREADS": 32 * warps}
     if p["K"] % 4 == 0 and refs["x"].offset_bytes % 16 == 0:
         defines["BY_FOUR"] = 1
     groups = sum(blocks(n, (8 if p.get("gated") else 16) * of_group) for n in rows)
     resident = max(1, min(28 // warps, 56 // (warps * of_group)))
-    at_once = min(groups, _PROCESSORS * resident)
-    return Geometry((at_once, rows_of_x), defines=defines, threads=32 * warps, shared_bytes=_ROOM_BYTES * warps * each)
+    at_once = min(groups, PROCESSORS * resident)
+    return Geometry((at_once, rows_of_x), defines=defines, threads=32 * warps, shared_bytes=ROOM_BYTES * warps * each)
+
+
+def _most_tiles(warps: int, each: int, tiles: int) -> int:
+    """How many of a step's tiles a block takes at a time, at most."""
+    if each >= 4:
+        return 2 if tiles >= 100 else 1
+    if tiles < 512:
+        return 1
+    return min(28 // warps, 4 if tiles < 2048 else 2) if each == 1 else 4 if warps > 8 else 2
 
 
 _WEIGHTS = tuple(f"{part}{end}" for end in MOST for part in ("codes", "scales", "zero_points"))

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 from engine.errors import Refused
 from engine.graph import Weight
+from engine.kernels.mixture import SCRATCH
 from engine.paging.policy import aligned
 from engine.plan import Experts, Key, Operand, Part, Piece, Plan, Ref, Step
-from engine.routing import ROUTED, routed
+from engine.routing import ROUTED, bank_operands, routed
 
-WHOLE = "moe"
-"""Kernel of a bank that is read whole."""
+WHOLE = ("moe", "mixture")
+"""Kernels of a bank that is read whole, as each target has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def split(plans: Mapping[int, Plan], decided: Sequence[BankPlan]) -> dict[int, P
     if not banks:
         return dict(plans)
     steps = {step.node: step for step in _bank_steps(plans[1]) if step.node in banks}
-    of_key = {key: step for step in steps.values() for key in step.keys}
+    of_key = {operand.ref.index: step for step in steps.values() for operand in bank_operands(step)}
     keys: list[Key] = []
     moved: dict[int, int] = {}
     experts: dict[str, Experts] = {}
@@ -96,7 +97,7 @@ def split(plans: Mapping[int, Plan], decided: Sequence[BankPlan]) -> dict[int, P
 
 
 def _bank_steps(plan: Plan) -> list[Step]:
-    return [step for step in plan.steps if step.kernel == WHOLE and routed(step) is not None]
+    return [step for step in plan.steps if step.kernel in WHOLE and routed(step) is not None]
 
 
 def _decide(plan: Plan, step: Step, readers: Counter[int], why_whole: str) -> BankPlan:
@@ -107,7 +108,7 @@ def _decide(plan: Plan, step: Step, readers: Counter[int], why_whole: str) -> Ba
     if why:
         return BankPlan(step.node, experts, why)
     cuts = {}
-    for key in step.keys:
+    for key in (operand.ref.index for operand in bank_operands(step)):
         each = plan.keys[key].nbytes // experts
         cuts[plan.keys[key].name] = [Cut(e, e * each, (e + 1) * each) for e in range(experts)]
     return BankPlan(step.node, experts, cuts=cuts)
@@ -117,7 +118,7 @@ def _objection(plan: Plan, step: Step, experts: int, chosen: int, readers: Count
     """What stands against splitting a bank; empty for nothing."""
     if chosen == experts:
         return "each token chooses every expert"
-    for operand in _key_operands(step):
+    for operand in bank_operands(step):
         key, extents = plan.keys[operand.ref.index], operand.ref.shape
         if readers[key.index] > 1:
             return f"{key.name} is read more than once"
@@ -132,7 +133,8 @@ def _check_split(plan: Plan, step: Step, bank: BankPlan) -> None:
     experts, cuts = _extent(step, "router"), bank.cuts or {}
     if bank.experts != experts:
         raise _refused(bank.node, f"has {experts} experts, not {bank.experts}")
-    sizes = {plan.keys[k].name: plan.keys[k].nbytes for k in step.keys}
+    bank_keys = [plan.keys[operand.ref.index] for operand in bank_operands(step)]
+    sizes = {key.name: key.nbytes for key in bank_keys}
     for name in sorted(cuts.keys() ^ sizes.keys()):
         raise _refused(bank.node, f"{name!r} is {'not cut' if name in sizes else 'none of its initialisers'}")
     for name, nbytes in sizes.items():
@@ -166,7 +168,7 @@ def _experts(plan: Plan, step: Step, first_key: int) -> Experts:
     choice = routed(step)
     assert choice is not None
     parts, at, count = [], 0, _extent(step, "router")
-    for operand in _key_operands(step):
+    for operand in bank_operands(step):
         parts.append(Part(operand.name, operand.ref.dtype, operand.ref.shape[1:], at))
         at += aligned(plan.keys[operand.ref.index].nbytes // count)
     return Experts(first_key, count, choice.ref.shape[-1], tuple(parts))
@@ -174,7 +176,7 @@ def _experts(plan: Plan, step: Step, first_key: int) -> Experts:
 
 def _expert_keys(plan: Plan, step: Step, bank: BankPlan, experts: Experts) -> list[Key]:
     assert bank.cuts is not None
-    operands = _key_operands(step)
+    operands = bank_operands(step)
     weights = [plan.keys[o.ref.index].weight for o in operands]
     places = [{cut.expert: cut for cut in bank.cuts[weight.name]} for weight in weights]
     made = []
@@ -192,8 +194,8 @@ def _expert_keys(plan: Plan, step: Step, bank: BankPlan, experts: Experts) -> li
 def _rewritten(plan: Plan, keys: tuple[Key, ...], moved: Mapping[int, int], experts: Mapping[str, Experts]) -> Plan:
     steps: list[Step] = []
     for step in plan.steps:
-        of = experts.get(step.node) if step.kernel == WHOLE else None
-        made = [replace(step, operands=_moved(step.operands, moved))] if of is None else _halves(step, of)
+        of = experts.get(step.node) if step.kernel in WHOLE else None
+        made = [replace(step, operands=_moved(step.operands, moved))] if of is None else _halves(step, of, moved)
         steps += [replace(one, index=len(steps) + n) for n, one in enumerate(made)]
     return replace(plan, steps=tuple(steps), keys=keys)
 
@@ -206,18 +208,30 @@ def _moved(operands: tuple[Operand, ...], moved: Mapping[int, int]) -> tuple[Ope
     )
 
 
-def _halves(step: Step, of: Experts) -> list[Step]:
-    by_name = {o.name: o for o in step.operands}
+def _halves(step: Step, of: Experts, moved: Mapping[int, int]) -> list[Step]:
+    """One that routes and one that reads what was chosen, behind the norm where the bank's step had that in it.
+
+    Scratch between two launches of a card is not needed: what is normed goes there.
+    """
+    bank = {o.name for o in bank_operands(step)}
+    by_name = {o.name: o for o in _moved(tuple(o for o in step.operands if o.name not in bank), moved)}
+    room = next((by_name.pop(name) for name in SCRATCH if name in by_name), None)
+    by_name = {name: o for name, o in by_name.items() if name not in SCRATCH}
+    norm: list[Step] = []
+    if "gamma" in by_name:
+        assert room is not None, "only a mixture has its norm in it"
+        x, gamma = by_name["x"], by_name.pop("gamma")
+        made = replace(x.ref, index=room.ref.index, name=room.ref.name, offset_bytes=room.ref.offset_bytes)
+        operands = (x, gamma, Operand("y", made, "w"))
+        norm = [replace(step, kernel="rms_norm", operands=operands, params={"eps": step.params["eps"]})]
+        by_name["x"] = Operand("x", made)
     choice = by_name[ROUTED]
-    read = replace(choice, access="r")
+    rest = tuple(replace(o, access="r") if o is choice else o for o in by_name.values())
     return [
+        *norm,
         replace(step, kernel="route", operands=(by_name["router"], choice)),
-        replace(step, kernel="experts", operands=(by_name["x"], by_name["router"], read, by_name["y"]), experts=of),
+        replace(step, kernel="experts", operands=rest, experts=of),
     ]
-
-
-def _key_operands(step: Step) -> list[Operand]:
-    return [o for o in step.operands if o.ref.kind == "key"]
 
 
 def _extent(step: Step, name: str) -> int:

@@ -203,7 +203,11 @@ def _slots(plan: Plan, sizes: Mapping[int, int], capacity: int) -> tuple[int, li
 
 
 def _fullest(sizes: Mapping[int, int], room: int, small: int) -> frozenset[int]:
-    """Records of the most bytes that `room` holds, the earliest of each size; the small ones as one, where it fits."""
+    """Records of the most bytes that `room` holds, the small ones as one where it fits.
+
+    Those of a size that go are spread over the pass: a copy waits for the reader of what its slot held, so between two
+    readers the link is busy for as long as one copy takes, and no longer.
+    """
     pool = [name for name, size in sizes.items() if size < small]
     pooled = sum(sizes[name] for name in pool)
     if pooled > room:
@@ -214,8 +218,13 @@ def _fullest(sizes: Mapping[int, int], room: int, small: int) -> frozenset[int]:
             by_size.setdefault(size, []).append(name)
     order = sorted(by_size, reverse=True)
     counts = _counts(order, [len(by_size[size]) for size in order], room - pooled)
-    chosen = [name for size, count in zip(order, counts, strict=True) for name in by_size[size][:count]]
+    chosen = [name for size, count in zip(order, counts, strict=True) for name in _spread(by_size[size], count)]
     return frozenset(pool + chosen)
+
+
+def _spread(names: Sequence[int], count: int) -> list[int]:
+    """So many of them, as evenly as can be."""
+    return [name for i, name in enumerate(names) if (i + 1) * count // len(names) > i * count // len(names)]
 
 
 def _counts(sizes: Sequence[int], most: Sequence[int], room: int) -> Sequence[int]:

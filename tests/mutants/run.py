@@ -188,6 +188,13 @@ def _ended(status: int) -> str:
     return f"process ended with status {status}"
 
 
+def earlier(record: Path) -> dict[str, Ending]:
+    """What the last run found of each mutant that there still is: a run of some leaves the others as they were."""
+    there = {mutant.name for mutant in mutants(ROOT)}
+    rows = json.loads(record.read_text("utf-8"))["mutants"] if record.is_file() else []
+    return {r["name"]: Ending(r["name"], r["kind"], r["line"], r["killed_by"]) for r in rows if r["name"] in there}
+
+
 def equivalents() -> dict[str, str]:
     """Mutant -> why it changes nothing."""
     told: dict[str, str] = tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text("utf-8"))
@@ -241,8 +248,9 @@ def main() -> int:
     if as_it_is.killed_by:
         print(f"the engine as it is fails {as_it_is.killed_by}: nothing can be said of mutants")
         return 1
-    fell = last_fell(ROOT / "docs" / "results" / "mutants.json")
-    told = summary(check(wanted, arguments.jobs, fell=fell), equivalents())
+    record = ROOT / "docs" / "results" / "mutants.json"
+    endings = check(wanted, arguments.jobs, fell=last_fell(record))
+    told = summary({**earlier(record), **endings} if arguments.only else endings, equivalents())
     for row in told["mutants"]:
         if not row["killed_by"] and not row["equivalent"]:
             print(f"ALIVE {row['name']} (line {row['line']})")

@@ -10,9 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 import engine
-from engine import run as engine_run
 from engine.bind import lower
-from engine.device.sim import SimDevice
 from engine.onnx_load import load
 from engine.paging.arena import minimum_budget, pack
 from engine.show import show
@@ -117,17 +115,6 @@ def test_without_a_limit_nothing_is_chosen(tiny: Path) -> None:
     half = decisions(run(tiny, **ASKED, config={**BASE, "weight_budget": "50%"}))
     assert half["strategy"]["value"] == "streaming" and half["weight_budget_nominal"]["value"] == 113_920
     assert (half["weight_budget_nominal"]["source"], half["weight_budget_physical"]["value"]) == ("request", 27 * G)
-
-
-def test_a_card_is_given_a_policy_that_it_serves(
-    tiny: Path, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Card(SimDevice):
-        kind = "cuda"
-
-    monkeypatch.setattr(engine_run, "make_device", lambda _: Card(granule_bytes=G))
-    outcome = run(tiny, **ASKED, config={**BASE, "vram_limit": sizes[0]})
-    assert outcome.code == 0 and decisions(outcome)["policy"]["value"] == "stable_slot"
 
 
 def test_every_decision_is_printed_with_its_source_and_its_reason(tiny: Path, sizes: tuple[int, int, int]) -> None:

@@ -15,7 +15,7 @@ import platformdirs
 import pytest
 
 from engine.__main__ import main
-from engine.config import HOST_POLICIES, POLICIES
+from engine.config import POLICIES
 from engine.kv_layout import LAYOUTS
 from tests.unit.engine_audited import TOKENS, audited, from_generation, parts
 from tests.unit.engine_rig import build_tiny, smollm2
@@ -26,7 +26,6 @@ from tests.unit.test_engine_hazards_planted import forget_states
 
 pytestmark = pytest.mark.gpu
 
-SERVED = [policy for policy in POLICIES if policy not in HOST_POLICIES]
 FUSED: dict[str, Any] = {"target": "fused", "kv_min_bucket": 4}
 HALF: dict[str, Any] = {"weight_budget": "50%"}
 DENSE, HYBRID, MIXTURE = "qwen3-int4-cuda", "qwen35-int4-cuda", "qwen35moe-int4raw-cuda"
@@ -66,7 +65,7 @@ def clean(model: Path, **how: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("policy", "budget", "capture", "layout"), [*product(SERVED, ("full", "50%"), (True, False), LAYOUTS)]
+    ("policy", "budget", "capture", "layout"), [*product(POLICIES, ("full", "50%"), (True, False), LAYOUTS)]
 )
 def test_no_policy_differs_from_the_shadow(smol: Path, policy: str, budget: str, capture: bool, layout: str) -> None:
     bound: dict[str, Any] = {} if budget == "full" else HALF

@@ -184,7 +184,7 @@ def test_a_capture_takes_in_all_that_is_asked_for_and_replays_it(device: CudaDev
     graph = record(device, slot, out)
     counted = device.tally.read()
     assert counted.get("device_htod_bytes", 0) == counted.get("eager_launches", 0) == 0, "nothing ran"
-    assert (graph.nodes, graph.kernel_nodes) == (3, 1) and graph.staged_bytes == 2 * NBYTES
+    assert (graph.nodes, graph.kernel_nodes) == (3, 1) and graph.over_link.staged_bytes == 2 * NBYTES
     assert device._busy == set()
     device.replay(graph)
     device.copy_out(slot, 1)
@@ -248,7 +248,7 @@ def test_a_kernel_may_start_early_right_behind_a_kernel_alone(device: CudaDevice
     device.launch(a_launch(address))
     driver.finish()
     assert driver.faults == []
-    bound = device._bound[next(iter(device._bound))]
+    [bound] = device._bound[next(iter(device._bound))].kernels
     assert not bound.after_all.attrs and bound.after_kernel.attrs
 
 
@@ -316,15 +316,37 @@ def test_a_fault_that_a_kernel_reports_ends_the_run_by_name(device: CudaDevice, 
     """Where its bytes are read, though they were asked for before."""
     address = device.alloc(NBYTES, "x")
     asked = device.fetch(address, 1)
-    device._faulty.append("/gather (ai.onnx::Gather)")
+    device._binder.faulty.append("/gather (ai.onnx::Gather)")
     device._fault.view(np.int64)[:] = 1, 9, 4
     with pytest.raises(DeviceFailure, match=r"/gather .*: index 9 is out of bounds for 4 elements"):
         device.fetched(asked) if asks_ahead else device.copy_out(address, 1)
 
 
-def test_keys_are_copied_or_refused_never_read_in_place(device: CudaDevice) -> None:
-    with pytest.raises(DeviceFailure, match="does not read keys in host memory"):
-        device.map_host(A)
+def test_a_key_is_read_in_place_whole_and_counted_in_a_graph_and_outside(device: CudaDevice) -> None:
+    out = device.alloc(NBYTES, "y")
+    there = device.map_host(A)
+    refs = (Ref("key", 0, "uint8", (NBYTES,)), Ref("buffer", 1, "uint8", (NBYTES,)))
+    operands = (Operand("a", refs[0]), Operand("y", refs[1], "w"))
+    step = replace(a_launch(out).step, operands=operands)
+    placed = tuple(Placed(o, at, NBYTES) for o, at in zip(operands, (there, out), strict=True))
+    launch = Launch(step, placed)
+    device.launch(launch)
+    assert device.tally.read()["device_zero_copy_bytes"] == NBYTES
+    device.begin_capture()
+    device.launch(launch)
+    graph = device.end_capture()
+    assert graph.over_link.in_place_bytes == NBYTES and graph.over_link.staged_bytes == 0
+    device.replay(graph)
+    assert device.tally.read()["device_zero_copy_bytes"] == 2 * NBYTES
+    device.unmap_host(there)
+    assert device._busy == set(), "what read there is done"
+    device.launch(launch)
+    assert device.tally.read()["device_zero_copy_bytes"] == 2 * NBYTES, "the bytes are a key's no more"
+
+
+def test_keys_of_no_known_range_are_neither_mapped_nor_staged(device: CudaDevice) -> None:
+    with pytest.raises(DeviceFailure, match="only a key's whole host bytes"):
+        device.map_host(A[:4])
     with pytest.raises(DeviceFailure, match="no host memory is mapped"):
         device.unmap_host(1)
     address = device.alloc(NBYTES, "x")

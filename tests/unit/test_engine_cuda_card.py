@@ -10,7 +10,7 @@ import numpy as np
 import platformdirs
 import pytest
 
-from engine.config import HOST_POLICIES, POLICIES
+from engine.config import POLICIES
 from engine.counters import COUNTERS
 from engine.device import cuda, cuda_graph
 from engine.device.base import Device, Granule, Launch, Placed
@@ -26,13 +26,16 @@ pytestmark = pytest.mark.gpu
 
 W = 111_617_280
 STEPS = 8
-SERVED = [policy for policy in POLICIES if policy not in HOST_POLICIES]
 CONFIGS: list[dict[str, Any]] = [
     {},
     {"target": "plain"},
     {"capture": False},
     {"kv_layout": "head-major"},
-    *({"weight_budget": "50%", "policy": policy, "capture": capture} for policy in SERVED for capture in (True, False)),
+    *(
+        {"weight_budget": "50%", "policy": policy, "capture": capture}
+        for policy in POLICIES
+        for capture in (True, False)
+    ),
 ]
 
 
@@ -120,7 +123,7 @@ def test_residency_capture_and_layout_change_no_bit(graph: Graph, target: str) -
 
     expected = trace(bench(capture=False))
     assert len({bits for _, bits in expected}) == STEPS + 1
-    ways: list[dict[str, Any]] = [{}, {"layout": "head-major"}, *({"budget": W // 2, "policy": p} for p in SERVED)]
+    ways: list[dict[str, Any]] = [{}, {"layout": "head-major"}, *({"budget": W // 2, "policy": p} for p in POLICIES)]
     for how in ways:
         made = bench(**how)
         assert trace(made) == expected, how

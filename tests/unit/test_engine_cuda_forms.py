@@ -32,15 +32,20 @@ ARCHITECTURES = ("sm_80", "sm_90")
 
 def variant(step: Step, sequences: int = 1) -> Variant:
     """The text of a step's kernel."""
-    form = kernels.get(step.kernel).cuda
-    assert form is not None
+    return texts(step, sequences)[0]
+
+
+def texts(step: Step, sequences: int = 1) -> list[Variant]:
+    """The texts of all that a step launches."""
     caches = {o.name: (0, 0) for o in step.operands if o.ref.kind in ("kv_key", "kv_value")}
-    return prepare(form, step, caches, sequences).variant
+    made = [prepare(form, step, caches, sequences).variant for form in kernels.get(step.kernel).forms]
+    assert made
+    return made
 
 
 def variants(steps: Iterable[Step], sequences: int = 1) -> set[Variant]:
     """The different texts of these steps."""
-    return {variant(step, sequences) for step in steps}
+    return {text for step in steps for text in texts(step, sequences)}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +58,7 @@ def test_every_kernel_has_a_form_and_every_source_a_kernel() -> None:
     kernels.get("add")
     missing = [name for name, kernel in kernels._KERNELS.items() if kernel.cuda is None]
     assert missing == list(kernels.HOST_ONLY)
-    used = {k.cuda.source for k in kernels._KERNELS.values() if k.cuda is not None}
+    used = {stem for kernel in kernels._KERNELS.values() for form in kernel.forms for stem in form.sources}
     assert used == set(sources())
 
 
@@ -183,6 +188,8 @@ def test_everything_compiles(tiny: Path, checkout: Path, standard: list[Step], a
 
 
 def test_support_holds_no_kernel_and_bodies_include_nothing() -> None:
+    heads = {"support", *(form.head for k in kernels._KERNELS.values() for form in k.forms if form.head)}
+    assert heads == {"support", "mixture"}
     for stem in ("support", *sources()):
         assert "#include" not in source(stem)
-        assert ("BODY {" in source(stem)) == (stem != "support")
+        assert ("BODY {" in source(stem)) == (stem not in heads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,12 @@ from engine.onnx_load import load
 from engine.plan import Operand, Plan, Ref, Step
 from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, run
 
-STEPS = {"qwen2-int4-cuda": (29, 14), "phi3-int4-cuda": (27, 14), "qwen35moe-int4raw-cuda": (107, 84)}
+STEPS = {"qwen2-int4-cuda": (29, 14), "phi3-int4-cuda": (27, 14), "qwen35moe-int4raw-cuda": (107, 45)}
+
+
+def no_buffer(name: str, dtype: str, shape: tuple[int, ...]) -> Ref:
+    """These steps need none."""
+    raise AssertionError(name)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +39,9 @@ def test_a_sample_in_fewer_steps_reads_the_same_keys_and_gives_the_same_logits(c
     graph = load(folder)
     plans: list[Plan] = [lower(graph, 1, target=target) for target in ("plain", "fused")]
     assert tuple(len(p.steps) for p in plans) == STEPS[name]
-    assert len({tuple(sorted(k for s in p.steps for k in s.keys)) for p in plans}) == 1
+    assert len({frozenset(k for s in p.steps for k in s.keys) for p in plans}) == 1
+    twice = [k for k, n in Counter(k for s in plans[1].steps for k in s.keys).items() if n > 1]
+    assert all("norm" in plans[1].keys[k].name for k in twice), "a norm alone may go into several products"
     assert [s.index for s in plans[1].steps] == list(range(STEPS[name][1]))
     assert plans[1].workspace_bytes <= plans[0].workspace_bytes
     found = []
@@ -133,7 +141,7 @@ def names(steps: tuple[Step, ...]) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def test_a_residual_goes_back_and_a_norm_goes_forward() -> None:
-    made = fuse([product(0, 0, 1, 0), norm(1, 9, 1, 2, 3), product(2, 2, 4, 10)], kept=[3, 4])
+    made = fuse([product(0, 0, 1, 0), norm(1, 9, 1, 2, 3), product(2, 2, 4, 10)], [3, 4], no_buffer)
     assert names(made) == [
         ("matmul_nbits", ("x", "codes", "scales", "residual", "y")),
         ("matmul_nbits", ("x", "gamma", "codes", "scales", "y")),
@@ -151,7 +159,7 @@ def test_what_somebody_else_reads_or_no_tile_holds_stays(why: str) -> None:
             Operand("y", Ref("buffer", 5, "float32", (64,)), "w"),
         )
         steps.append(Step(3, "/c", "x", "copy", copy, {}))
-    made = fuse(steps, kept=[3, 4, 2] if why == "kept" else [3, 4])
+    made = fuse(steps, [3, 4, 2] if why == "kept" else [3, 4], no_buffer)
     kinds = [s.kernel for s in made]
     if why in ("eight bits", "short blocks"):
         assert kinds == ["matmul_nbits", "skip_rms_norm", "matmul_nbits"]
@@ -160,7 +168,7 @@ def test_what_somebody_else_reads_or_no_tile_holds_stays(why: str) -> None:
 
 
 def test_three_products_of_one_x_are_one_and_a_fourth_is_another() -> None:
-    made = fuse([product(n, 0, n + 1, 10 * n, n=16 * (n + 1)) for n in range(4)], kept=[1, 2, 3, 4])
+    made = fuse([product(n, 0, n + 1, 10 * n, n=16 * (n + 1)) for n in range(4)], [1, 2, 3, 4], no_buffer)
     assert [tuple(v for p, v in s.params.items() if p.startswith("N")) for s in made] == [(16, 32, 48), (64,)]
     assert len({k for s in made for k in s.keys}) == 8
 

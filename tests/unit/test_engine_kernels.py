@@ -129,7 +129,7 @@ def test_a_decode_reads_bytes_and_leaves_them(fill: int) -> None:
     weight = np.ones((4, 3), np.float32)
     dense = kernels.get("matmul").decode
     assert dense is not None
-    kept = dense({"weight": weight}, {"transposed": False})
+    kept = dense({"weight": weight}, {"transposed": False, "N": 3})
     weight[:] = 7
     assert (kept == 1).all()
 

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from engine import run as engine_run
 from engine.bind import lower
 from engine.capture import cut
 from engine.device.plan_only import PlanDevice
@@ -257,16 +256,6 @@ def test_w8_the_ring_is_all_that_a_token_pays_above_the_floor(
         assert c["mapped_physical_bytes"] + HEADROOM + KV_FLOOR <= LIMIT
         assert f["kv_bytes_per_token"] * 256 == KV_FLOOR, "the cache's least: its smallest bucket"
         assert c["peak_committed_bytes"] + f["workspace_bytes"] <= LIMIT and c["oversubscribed_bytes"] == 0
-
-
-def test_a_card_refuses_staging_by_name(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Card(SimDevice):
-        kind = "cuda"
-
-    monkeypatch.setattr(engine_run, "make_device", lambda _: Card(granule_bytes=G))
-    outcome = run(tiny, config=HALF)
-    assert outcome.code == 10 and "staging" in outcome.error["message"]
-    assert run(tiny, config={**HALF, "policy": "stable_slot"}).code == 0
 
 
 def test_a_pass_in_pieces_joins_its_copies_at_every_seam(tiny: Path) -> None:

@@ -38,7 +38,6 @@ CASES = {
         "kv_capacity 7 is below the 8",
         "raise",
     ),
-    "not on a card": ("{tokens: 4}", "{tokens: 4, device: cuda}", 7, "'staging' is not served on a card", "sim"),
     "without effect": (
         "matrix:",
         "matrix:\n  hot_experts: [sweep.yaml]",

@@ -1,0 +1,104 @@
+"""A mixture of experts with 4-bit codes as two products, the chosen experts' first ones and then their second ones.
+
+What the target makes of a step `moe` and the additions behind it: `hidden` and `share` are scratch between the two.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from engine.kernels import Arrays, KernelDef, Params, define
+from engine.kernels.cuda import CudaForm, Geometry, NoForm, Refs
+from engine.kernels.elementwise import blocks
+from engine.kernels.moe import add_more, expert_outputs, route, tokens_of
+from engine.kernels.nbits import PROCESSORS, ROOM_BYTES, most_warps, tiled
+
+TURN = 128
+"""Columns that a warp takes at a time: an expert's activations begin at a multiple of it."""
+SCRATCH = ("hidden", "share")
+"""Operands that nobody reads behind the step."""
+_MOST_ROWS = 65_535  # of a grid's second dimension
+
+
+def padded(inner: int) -> int:
+    """Columns of an expert's activations, with zeros behind the last."""
+    return blocks(inner, TURN) * TURN
+
+
+def run_mixture(a: Arrays, p: Params) -> None:
+    """y as `run_moe` has it, with what is added; `hidden` is each expert's activations times its share, [k, padded]."""
+    x = tokens_of(a, p)
+    logits = a["router"].reshape(x.shape[0], -1).astype(np.float32)
+    y = a["y"].reshape(x.shape)
+    a["hidden"][...] = 0
+    with np.errstate(over="ignore"):
+        for t in range(x.shape[0]):
+            chosen, weights = route(logits[t], p["k"], p["normalise"])
+            a["routed"][t] = chosen
+            a["share"][t] = weights
+            total = np.zeros(x.shape[1], np.float32)
+            for n, (weight, (hidden, out)) in enumerate(zip(weights, expert_outputs(a, x[t], chosen, p), strict=True)):
+                a["hidden"][t, n, : hidden.size] = np.float32(weight) * hidden
+                total += np.float32(weight) * out
+            y[t] = total
+    add_more(a)
+
+
+def _sizes(refs: Refs, p: Params) -> tuple[int, int, bool]:
+    rows, gated = refs["fc1"].shape[1], p["activation"] == "swiglu"
+    return refs["x"].shape[-1], rows // 2 if gated else rows, gated
+
+
+def _defines(refs: Refs, p: Params, side: str, k: int, n: int) -> dict[str, str | int]:
+    hidden, inner, gated = _sizes(refs, p)
+    of = "fc1" if side == "UP" else "fc2"
+    made: dict[str, str | int] = {side: 1, "P_K": k, "P_N": n, "P_gated": int(gated and side == "UP")}
+    made |= {"ROW_K": hidden if side == "UP" else inner, "EXPERTS": refs["fc1"].shape[0], "PADDED": padded(inner)}
+    if f"{of}_zero_points" in refs:
+        made["POINTS_PACKED"] = 1
+    source = refs["x" if side == "UP" else "hidden"]
+    if k % 4 == 0 and source.offset_bytes % 16 == 0:
+        made["BY_FOUR"] = 1
+    return made
+
+
+def _up(refs: Refs, p: Params) -> Geometry:
+    """A row of blocks for each expert of a token."""
+    hidden, inner, gated = _sizes(refs, p)
+    rows = math.prod(refs["x"].shape[:-1]) * p["k"]
+    return _launch(refs, p, "UP", hidden, inner, 8 if gated else 16, rows, p["k"])
+
+
+def _down(refs: Refs, p: Params) -> Geometry:
+    """A row of blocks for a token."""
+    hidden, inner, _ = _sizes(refs, p)
+    rows = math.prod(refs["x"].shape[:-1])
+    return _launch(refs, p, "DOWN", p["k"] * padded(inner), hidden, 16, rows, 1)
+
+
+def _launch(refs: Refs, p: Params, side: str, k: int, n: int, tile_rows: int, rows: int, rows_a_token: int) -> Geometry:
+    if rows > _MOST_ROWS:
+        raise NoForm(f"{rows} rows at once, {_MOST_ROWS} is the most: use a smaller prefill_chunk")
+    warps, each = most_warps(k)
+    tiles = 2 if side == "DOWN" and n >= 32 and warps >= 2 else 1
+    defines = _defines(refs, p, side, k, n) | {"TILES": tiles, "DEPTH": min(each, 4), "THREADS": 32 * warps}
+    resident = max(1, 40 // warps)
+    at_once = min(blocks(n, tile_rows * tiles), max(1, PROCESSORS * resident // rows_a_token))
+    return Geometry((at_once, rows), defines=defines, threads=32 * warps, shared_bytes=ROOM_BYTES * warps * each)
+
+
+def serves(p: Params) -> bool:
+    """Whether tensor cores take the experts' codes as they lie."""
+    return tiled(p) and p["block"] > 0
+
+
+define(
+    KernelDef(
+        "mixture",
+        run_mixture,
+        cuda=CudaForm("nbits", _up, early=True, head="mixture"),
+        behind=CudaForm("nbits", _down, early=True, head="mixture"),
+    )
+)
