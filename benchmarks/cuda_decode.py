@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from engine import PROTOCOL
-from engine.config import HOST_POLICIES, POLICIES, RunRequest, parse_request
+from engine.config import POLICIES, RunRequest, parse_request
 from engine.counters import Tally
 from engine.device.cuda import CudaDevice
 from engine.device.cuda_driver import bindings, call
@@ -32,11 +32,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "resident, captured": {},
     "resident, captured, plain": {"target": "plain"},
     "resident, launched": {"capture": False},
-    **{
-        f"half, {policy}": {"weight_budget": "50%", "policy": policy}
-        for policy in POLICIES
-        if policy not in HOST_POLICIES
-    },
+    **{f"half, {policy}": {"weight_budget": "50%", "policy": policy} for policy in POLICIES},
 }
 PROMPT_IDS = tuple(range(500, 532))
 CHAIN, REPEATS = 20, 9

@@ -65,6 +65,8 @@ def _values(weight: Weight, random: np.random.Generator) -> NDArray[Any] | None:
     columns = weight.shape[-1] if weight.shape else 1
     if "scale" in weight.name:
         made = random.uniform(0.5, 1.5, weight.shape) / (_CODE_DEVIATION * math.sqrt(32 * columns))
+    elif "neg_exp_A" in weight.name:  # a state decays
+        made = -random.uniform(0.25, 4.0, weight.shape)
     elif "norm" in weight.name:
         made = random.uniform(0.9, 1.1, weight.shape)
     else:
