@@ -116,7 +116,7 @@ def _most_tiles(warps: int, each: int, tiles: int) -> int:
     if each >= 4:
         return 2 if tiles >= 100 else 1
     if tiles < 512:
-        return 1
+        return 2 if each == 1 and tiles <= 64 else 1
     return min(28 // warps, 4 if tiles < 2048 else 2) if each == 1 else 4 if warps > 8 else 2
 
 
