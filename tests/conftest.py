@@ -103,6 +103,7 @@ def _take_own_temporary_folder(config: pytest.Config) -> None:
     for the sockets that Ray makes below it.
     """
     folder = tempfile.mkdtemp(prefix="t")
+    Path(folder).chmod(0o711)  # a server that is another user's has its own folder below
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 

@@ -99,7 +99,7 @@ def test_native_rounds_to_the_caches_type_and_nothing_else(
 
 
 def test_neither_budget_nor_policy_nor_capture_changes_a_bit(tiny: Path, tmp_path: Path, run: Run) -> None:
-    forms: list[tuple[Any, ...]] = [(), ("--capture", "off"), ("--kv-capacity", 512), ("--granule", 65536)]
+    forms: list[tuple[Any, ...]] = [(), ("--capture", "off"), ("--kv-capacity", 256), ("--granule", 65536)]
     forms += [("--weight-budget", "50%", "--policy", p, "--granule", 4096) for p in ("stable", "lru", "stable_slot")]
     rows = []
     for form in forms:

@@ -85,7 +85,8 @@ def test_a_submission_lays_out_every_run(store: Store) -> None:
     document = store.judge_input(sweep_id)
     assert [cell.plan.cell for cell in document.cells] == ["toy/p0", "toy/p1", "toy/p2"]
     runs = document.cells[1].runs
-    assert [run.arm for run in runs] == ["base", "null", "head", "head", "null", "base"] * 2
+    turned = [["base", "null", "head", "head", "null", "base"], ["null", "head", "base", "base", "head", "null"]]
+    assert [run.arm for run in runs] == [arm for block in turned for arm in block]
     assert [(run.block, run.position) for run in runs] == [(block, place) for block in (0, 1) for place in range(6)]
     assert all((run.state, run.record, run.attempts) == ("pending", None, ()) for run in runs)
 
