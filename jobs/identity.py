@@ -193,6 +193,15 @@ def other_lengths(base: ArmStreams, other: ArmStreams) -> tuple[Stream, Stream] 
     return next(((left, right) for left, right in pairs if len(left.ids) != len(right.ids)), None)
 
 
+def first_sequences_differ(
+    left: ArmStreams, right: ArmStreams, contract: IdentityContract
+) -> tuple[Stream, Stream] | None:
+    """The first generation in which the first sequences of two batches differ, and no prefix contract forgives it."""
+    places = sorted(place for place in set(left.places()) & set(right.places()) if place[1] == 0)
+    pairs = ((left.of(place)[0], right.of(place)[0]) for place in places)
+    return next((pair for pair in pairs if _differ(*pair) and not _allowed(*pair, contract)), None)
+
+
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Number of leading ids that are equal."""
     for index, (a, b) in enumerate(zip(left, right, strict=False)):

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 
-from jobs import declared, losses, outcomes, stats, wording
+from jobs import declared, losses, outcomes, over_batches, stats, wording
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.judge_pair import rows_of_time
@@ -41,7 +41,14 @@ def concluded(doc: JudgeInput, why: str) -> Verdict:
 def _judged(doc: JudgeInput, room: int) -> list[JudgedCell]:
     given = {cell.plan.cell: cell for cell in doc.cells}
     rows = rows_of_time(doc.manifest)
-    return [_judge_plan(doc, plan, given.get(plan.cell), room, rows) for plan in doc.manifest.cells]
+    smaller = over_batches.references(doc.manifest)
+    judged = []
+    for plan in doc.manifest.cells:
+        runs, other = _runs(given.get(plan.cell)), smaller.get(plan.cell)
+        beside = None if other is None else CellInput(plan=other, runs=_runs(given.get(other.cell)))
+        answers = [answer for answer in doc.adjudications if answer.asked.cell == plan.cell]
+        judged.append(judge_cell(doc.manifest, plan, runs, answers, room=room, time_rows=rows, smaller=beside))
+    return judged
 
 
 def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
@@ -108,13 +115,12 @@ def input_digest(doc: JudgeInput) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _judge_plan(doc: JudgeInput, plan: CellPlan, given: CellInput | None, room: int, time_rows: int) -> JudgedCell:
-    runs = given.runs if given else ()
+def _runs(given: CellInput | None) -> tuple[RunFact, ...]:
+    """A cell's runs, each once."""
     first: dict[str, RunFact] = {}
-    for run in runs:
+    for run in given.runs if given else ():
         first.setdefault(run.run_id, run)
-    answers = [answer for answer in doc.adjudications if answer.asked.cell == plan.cell]
-    return judge_cell(doc.manifest, plan, tuple(first.values()), answers, room=room, time_rows=time_rows)
+    return tuple(first.values())
 
 
 def _document_findings(doc: JudgeInput) -> Iterable[Finding]:

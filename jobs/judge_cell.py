@@ -9,8 +9,9 @@ from jobs import compare, gates, judge_pair, judge_runs, losses, outcomes
 from jobs.docket import Docket
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence, set_aside, view, weigh
-from jobs.model import CellPlan, Manifest, RunFact
+from jobs.model import CellInput, CellPlan, Manifest, RunFact
 from jobs.near_tie import Adjudication, FollowUp
+from jobs.over_batches import find_over_batches
 from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome, SetAside, TimeRow
 
 DIFFERS = frozenset({"VIOLATION", "SHORT", "LONG", "UNADJUDICATED", "NONDETERMINISTIC"})
@@ -39,19 +40,28 @@ def judge_cell(
     *,
     room: int,
     time_rows: int,
+    smaller: CellInput | None = None,
 ) -> JudgedCell:
     """Judge one cell of the manifest; `runs` in block order, without duplicates; `answers` of the oracle about it.
 
     `room`: how many questions the sweep may still ask. `time_rows`: how many rows of time it compares in all.
+    `smaller`: the cell of a smaller batch whose tokens this one's must be, without duplicates.
     """
-    return _Cell(manifest, plan, runs, Inquiry(plan, manifest.identity, answers, room), time_rows).judge()
+    inquiry = Inquiry(plan, manifest.identity, answers, room)
+    return _Cell(manifest, plan, runs, inquiry, time_rows, smaller).judge()
 
 
 class _Cell:
     """The steps of one cell's judgement, in order, over one docket."""
 
     def __init__(
-        self, manifest: Manifest, plan: CellPlan, runs: Sequence[RunFact], inquiry: Inquiry, time_rows: int
+        self,
+        manifest: Manifest,
+        plan: CellPlan,
+        runs: Sequence[RunFact],
+        inquiry: Inquiry,
+        time_rows: int,
+        smaller: CellInput | None,
     ) -> None:
         self.manifest = manifest
         self.plan = plan
@@ -59,10 +69,8 @@ class _Cell:
         self.docket = Docket(plan.cell, manifest.gate)
         self.inquiry = inquiry
         self.time_plan = compare.TimePlan(plan.blocks, time_rows)
-        known = {arm.name: arm for arm in manifest.arms}
-        self.arms = [
-            weigh(plan, known[name], [run for run in runs if run.arm == name]) for name in plan.arms if name in known
-        ]
+        self.smaller = smaller
+        self.arms = self._weighed(plan, runs)
         self.base = next((arm for arm in self.arms if arm.plan.role == "base"), None)
         self.nulls = [arm for arm in self.arms if arm.plan.role == "null"]
         self.others = [arm for arm in self.arms if arm.plan.role in ("head", "variant")]
@@ -87,11 +95,20 @@ class _Cell:
         strays = {arm.name for arm in self.arms if judge_runs.find_own_mismatches(self.docket, self.plan, arm)}
         for arm in self.arms:
             self._alone(arm)
+        if self.smaller is not None and not self.plan.settings.plan_only:
+            others = self._weighed(self.smaller.plan, self.smaller.runs)
+            find_over_batches(self.docket, self.plan, self.arms, self.smaller.plan, others, self.contract)
         if self.base is not None:
             for arm in (*self.nulls, *self.others):
                 self._against_base(self.base, arm, vacuous, strays)
         self._own_lengths_and_corruption()
         return self._conclude()
+
+    def _weighed(self, plan: CellPlan, runs: Sequence[RunFact]) -> list[ArmEvidence]:
+        known = {arm.name: arm for arm in self.manifest.arms}
+        return [
+            weigh(plan, known[name], [run for run in runs if run.arm == name]) for name in plan.arms if name in known
+        ]
 
     def _cast(self) -> None:
         """Whether the cell has arms to compare at all."""

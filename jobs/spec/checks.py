@@ -258,6 +258,9 @@ def _contract(form: SweepForm, source: Source) -> Iterator[SpecError]:
         yield source.error(path, "min_tokens goes with compare: prefix", "a full comparison asks for every token")
     elif least is not None and least > form.run.tokens:
         yield source.error(path, f"min_tokens {least} is more than run.tokens {form.run.tokens}", "ask for fewer")
+    if "batch" not in form.identity.scope and len(set(form.matrix.get("batch", ()))) < 2:
+        remedy = "matrix: {batch: [1, 4]}, or name batch in it"
+        yield source.error(("identity", "scope"), "a scope over batches, and the matrix has fewer than two", remedy)
     yield from _ties(form, source)
 
 

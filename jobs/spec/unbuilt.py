@@ -8,15 +8,12 @@ from jobs.errors import SpecError
 from jobs.spec.form import SweepForm
 from jobs.spec.yaml_lines import Path_, Source
 
-UNBUILT: tuple[str, ...] = ("identity.scope", "locks.margin")
+UNBUILT: tuple[str, ...] = ("locks.margin",)
 """What is refused, as docs/sweep-file.md lists it."""
 
 
 def unbuilt(form: SweepForm, source: Source) -> Iterator[SpecError]:
     """One fault for each key that asks for what is not built; a value that changes nothing is let through."""
-    if "batch" not in form.identity.scope:
-        remedy = "name batch in it: cells of several batches are not compared with each other"
-        yield _refused(source, ("identity", "scope"), "an identity.scope without batch", remedy)
     for index, lock in enumerate(form.locks):
         if lock.margin is not None:
             remedy = "leave it out: the gap is only worth a lock against an oracle run"

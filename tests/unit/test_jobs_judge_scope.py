@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from jobs.contract import IdentityContract
 from jobs.judge import judge
-from jobs.model import JudgeInput, RunFact
+from jobs.model import JudgeInput, RunFact, SequenceTokens
 from jobs.verdict import Verdict
 
 ALL = ("batch", "card", "driver")
@@ -41,6 +42,57 @@ def two_places(
 
 def pairs(verdict: Verdict) -> list[str]:
     return [row.klass for row in verdict.cells[0].identity if row.what == "pair"]
+
+
+def two_batches(
+    documents: Any,
+    scope: tuple[str, ...],
+    *,
+    other: frozenset[str] = frozenset(),
+    moved: Callable[[RunFact], RunFact] = lambda run: run,
+    **cell: Any,
+) -> Verdict:
+    """A cell at batch 1 and one at batch 2; in the latter `other` arms give another id, and runs are `moved`."""
+
+    def wrong(_run: int, _generation: int) -> tuple[int, ...]:
+        return (*documents.IDS[:7], 1, *documents.IDS[8:])
+
+    def of_batch(batch: int, arms: dict[str, Any], **changes: Any) -> JudgeInput:
+        plan = {"cell": f"c/batch={batch}", "config": {"weight_budget": "50%", "batch": batch}, **changes}
+        doc: JudgeInput = documents.sweep(cell=plan, **arms)
+        return doc
+
+    told: dict[str, dict[str, Any]] = {name: {"ids": wrong} if name in other else {} for name in EVERYONE}
+    made = {name: documents.stable_arm if name == "head" else documents.arm for name in EVERYONE}
+    small = of_batch(1, {})
+    large = of_batch(2, {name: made[name](**told[name]) for name in EVERYONE}, **cell)
+    runs = tuple(again(moved(widened(run)), f"{run.run_id}_large") for run in large.cells[0].runs)
+    cells = (large.cells[0].model_copy(update={"runs": runs}), small.cells[0])
+    plans = tuple(cell.plan for cell in cells)
+    manifest = small.manifest.model_copy(update={"cells": plans, "identity": IdentityContract(scope=scope)})
+    verdict = judge(small.model_copy(update={"manifest": manifest, "cells": cells}))
+    assert isinstance(verdict, Verdict)
+    return verdict
+
+
+def widened(run: RunFact) -> RunFact:
+    """A second sequence beside the first, of the same prompt."""
+    assert run.record is not None
+    generations = tuple(
+        g.model_copy(update={"further": (SequenceTokens(ids=g.ids, stop_reason=g.stop_reason, gaps=g.gaps),)})
+        for g in run.record.generations
+    )
+    emitted = run.record.counters["emitted_tokens"]
+    assert isinstance(emitted, int)
+    changes = {"generations": generations, "counters": {**run.record.counters, "emitted_tokens": 2 * emitted}}
+    return run.model_copy(update={"record": run.record.model_copy(update=changes)})
+
+
+def again(run: RunFact, run_id: str) -> RunFact:
+    """The same run under another id."""
+    assert run.record is not None
+    record = run.record.model_copy(update={"run_id": run_id})
+    return run.model_copy(update={"run_id": run_id, "record": record})
 
 
 EVERYONE = frozenset({"base", "head", "null"})
@@ -103,3 +155,49 @@ def test_a_block_keeps_to_one_card_and_driver_whatever_the_scope(
     assert isinstance(verdict, Verdict)
     assert verdict.outcome in ("NOT_COMPARABLE", "INFRASTRUCTURE")
     assert any(words in finding.message for finding in verdict.findings)
+
+
+@pytest.mark.parametrize("scope", [ALL, ("card", "driver"), ()])
+def test_equal_tokens_at_two_batches_are_no_finding(documents: Any, scope: tuple[str, ...]) -> None:
+    verdict = two_batches(documents, scope)
+    assert ([f.message for f in verdict.findings], verdict.exit_code) == ([], 0)
+
+
+def test_tokens_that_depend_on_the_batch_are_out_of_a_scope_of_one_batch(documents: Any) -> None:
+    assert two_batches(documents, ALL, other=EVERYONE).findings == ()
+
+
+def test_tokens_that_depend_on_the_batch_break_a_claim_over_batches(documents: Any) -> None:
+    """Base does it too, so that it is no finding against head."""
+    verdict = two_batches(documents, ("card", "driver"), other=EVERYONE)
+    assert (verdict.outcome, verdict.exit_code) == ("NONDETERMINISTIC", 3)
+    assert {(f.cell, f.arm) for f in verdict.findings} == {("c/batch=2", arm) for arm in EVERYONE}
+    words = (
+        f"gives other tokens at batch 2 than at batch 1: id 1 instead of {documents.IDS[7]} at index 7 of generation 1"
+    )
+    assert all(words in finding.message for finding in verdict.findings)
+
+
+def test_head_alone_that_depends_on_the_batch_is_a_finding_against_it(documents: Any) -> None:
+    verdict = two_batches(documents, ("card", "driver"), other=frozenset({"head"}))
+    assert verdict.exit_code == 1
+    assert ("NONDETERMINISTIC", "head", 1) in {(f.outcome, f.arm, f.exit_code) for f in verdict.findings}
+
+
+def test_cells_of_two_prompts_or_budgets_are_not_held_against_each_other(documents: Any) -> None:
+    for other in ({"prompt": "story"}, {"config": {"weight_budget": "40%", "batch": 2}}):
+        found = two_batches(documents, ("card", "driver"), other=EVERYONE, **other).findings
+        assert "NONDETERMINISTIC" not in {finding.outcome for finding in found}
+
+
+def test_batches_that_share_no_card_are_not_compared_and_that_is_said(documents: Any) -> None:
+    def elsewhere(run: RunFact) -> RunFact:
+        assert run.record is not None and run.record.certificate is not None
+        seen = run.record.certificate.model_copy(update={"uuid": "SIM-1"})
+        changes = {"device": {**run.record.device, "uuid": "SIM-1"}, "certificate": seen}
+        return run.model_copy(update={"record": run.record.model_copy(update=changes)})
+
+    apart = two_batches(documents, ("card", "driver"), moved=elsewhere)
+    assert (apart.outcome, apart.exit_code) == ("MISSING", 3)
+    assert "base could be compared over batches" in " ".join(finding.message for finding in apart.findings)
+    assert two_batches(documents, ("driver",), moved=elsewhere).findings == ()

@@ -100,7 +100,7 @@ CASES = {
     "lock on nothing": ("witnesses:", LOCK.format("shrt", 0), 15, "no prompt", "'short'"),
     "margin": ("witnesses:", LOCK.format("short", "0, margin: [1.0, 2.0]"), 15, "not built yet", "leave it out"),
     "a scope over batches": (
-        "varies:", "identity: {scope: [card]}\nvaries:", 12, "scope without batch is not built yet", "name batch in it",
+        "varies:", "identity: {scope: [card]}\nvaries:", 12, "the matrix has fewer than two", "name batch in it",
     ),
     "follow ups below none": ("varies:", "limits: {follow_ups: -1}\nvaries:", 12, "follow_ups is -1", "0 or more"),
     "no gate at all": (
@@ -245,3 +245,13 @@ def test_a_file_that_is_no_sweep(tmp_path: Path, content: bytes | None, message:
 def test_a_folder_is_no_sweep(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="Is a directory"):
         load(tmp_path)
+
+
+def test_a_scope_over_batches_is_taken_where_the_matrix_has_two(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    narrower = SOUND.replace("varies:", "identity: {scope: [driver]}\nvaries:")
+    path.write_text(narrower.replace('["50%"]', '["50%"]\n  batch: [1, 2]'), encoding="utf-8")
+    assert load(path).form.identity.scope == ("driver",)
+    path.write_text(narrower.replace('["50%"]', '["50%"]\n  batch: [2, 2]'), encoding="utf-8")
+    with pytest.raises(SpecError):
+        load(path)
