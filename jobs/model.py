@@ -214,10 +214,15 @@ RetriedFault = Literal["crash", "timeout", "out_of_memory", "device", "start", "
 """Classes of error that another attempt may not meet: the others are facts of the arm, the same each time."""
 
 
+START_TIMEOUT_S = 300.0
+"""Within which a child says who it is: it has imported, found its card, read the graph and planned by then."""
+
+
 class Limits(Document):
     """Bounds on time and retries."""
 
     run_timeout_s: float = 600.0
+    start_timeout_s: float = START_TIMEOUT_S
     queue_timeout_s: float = 3600.0
     attempts: int = 3
     contamination_reruns: int = 2
@@ -225,11 +230,13 @@ class Limits(Document):
     retries: dict[RetriedFault, int] = {}  # class of error -> further tries of its own, beside `attempts`
 
     @model_serializer(mode="wrap")
-    def _without_absent_retries(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written as before there were such bounds where there is none: stored manifests keep their digests."""
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there were such bounds where they are the usual: stored manifests keep their digests."""
         fields: dict[str, Any] = serialize(self)
         if not self.retries:
             fields.pop("retries", None)
+        if self.start_timeout_s == START_TIMEOUT_S:
+            fields.pop("start_timeout_s", None)
         return fields
 
 

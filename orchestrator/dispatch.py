@@ -252,7 +252,7 @@ class Dispatcher:
         assert seat.claim is not None
         claim, run = seat.claim, seat.runs[0]
         attempt = self._store.start_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)
-        limit_s = self._manifest(claim.sweep_id).limits.run_timeout_s
+        limits = self._manifest(claim.sweep_id).limits
         order = RunOrder(
             run_id=run.run_id,
             attempt_id=attempt.attempt_id,
@@ -260,11 +260,12 @@ class Dispatcher:
             cell=claim.plan,
             arm=self._arm(claim.sweep_id, run.arm),
             card_uuid=seat.card,
-            timeout_s=limit_s,
+            timeout_s=limits.run_timeout_s,
+            start_timeout_s=limits.start_timeout_s,
         )
         seat.attempt = attempt
         seat.ticket = self._placer.run(seat.worker, WorkOrder(claim.sweep_id, claim.fence, order))
-        seat.due_s = self._clock() + limit_s + self._answer_s
+        seat.due_s = self._clock() + limits.run_timeout_s + self._answer_s
         self._tell(Happening("begin", claim.cell, run.arm))
 
     # ---- back ----------------------------------------------------------------------------------------------------
@@ -353,9 +354,9 @@ class Dispatcher:
 
     def _overdue(self, seat: Seat) -> None:
         """A worker that does not answer is no worker: it is ended with all that it runs, and replaced."""
-        attempt, question = seat.attempt, seat.question
+        attempt, question, words = seat.attempt, seat.question, seat.overdue(self._answer_s)
         seat.ticket = seat.attempt = seat.question = None
-        self._lost(seat, attempt, question, WorkerLost(seat.worker, "it did not answer by its deadline"))
+        self._lost(seat, attempt, question, WorkerLost(seat.worker, words))
 
     def _lost(self, seat: Seat, attempt: AttemptRef | None, question: Question | None, lost: WorkerLost) -> None:
         """A worker died: its attempt is lost, its card gets a new one, the block goes on."""

@@ -92,6 +92,17 @@ class Seat:
             state=state, reason=reason, until=until, memory_bytes=hello.card.memory_bytes,
         )  # fmt: skip
 
+    def overdue(self, answer_s: float) -> str:
+        """What its worker was to do when the ticket's time was over, `answer_s` beyond what it was given for the work.
+
+        A worker ends its child at the run's own deadline, so that one who is silent for longer hangs after the run.
+        """
+        if self.attempt is not None:
+            return f"storing: no outcome came within {answer_s:g} s of the run's own deadline"
+        if self.question is not None:
+            return f"adjudicating: no answer came within {answer_s:g} s of the engines' own deadlines"
+        return f"claimed: it did not say within {answer_s:g} s whether its card is clear"
+
     def hold(self, claim: BlockClaim, runs: list[RunTicket]) -> None:
         """Take a block in hand, with those of its runs that are to be made."""
         self.claim, self.runs = claim, runs

@@ -21,7 +21,8 @@ Progress = Callable[[Mapping[str, Any]], None]
 class RunOrder:
     """One attempt at one run of one arm, with everything that the child must be given.
 
-    `card_uuid` is the card that the child must report, `timeout_s` bounds the whole child.
+    `card_uuid` is the card that the child must report, `timeout_s` bounds the whole child, and `start_timeout_s` the
+    time until it speaks (None: nothing does).
     """
 
     run_id: str
@@ -31,6 +32,7 @@ class RunOrder:
     arm: ArmPlan
     card_uuid: str
     timeout_s: float
+    start_timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,13 +40,17 @@ _LAUNCHER = (
 
 @dataclass(frozen=True, slots=True)
 class ChildOrder:
-    """What to start. `argv` may hold "{result_fd}" and "{control_fd}"; `env` is the whole environment."""
+    """What to start. `argv` may hold "{result_fd}" and "{control_fd}"; `env` is the whole environment.
+
+    `timeout_s` bounds the whole child, and `start_timeout_s` (None: nothing) the time to its first line.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path
     log_path: Path
     timeout_s: float
+    start_timeout_s: float | None = None
     term_grace_s: float = 3.0
     log_cap_bytes: int = 128 << 10
 
@@ -65,6 +69,7 @@ class ChildEnd:
     exit_code: int | None = None
     signal: int | None = None
     timed_out: bool = False
+    spoke: bool = False  # a line of the result stream came, while it ran
     stopped: bool = False
     lines: list[dict[str, Any]] = field(default_factory=list)
     bad_line: str | None = None
@@ -143,7 +148,7 @@ def _attend(
     feeds: Mapping[int, Callable[[bytes], None]],
     stopped: Callable[[], bool],
 ) -> None:
-    """Read both pipes until the child is gone; past its deadline or on a stop, end the group and drain what is left."""
+    """Read both pipes until the child is gone; past a deadline or on a stop, end the group and drain what is left."""
     begin_s = time.monotonic()
     with selectors.DefaultSelector() as selector:
         for fd, feed in feeds.items():
@@ -151,7 +156,10 @@ def _attend(
             selector.register(fd, selectors.EVENT_READ, feed)
         while process.poll() is None:
             _pump(selector, TICK_S)
-            end.timed_out = time.monotonic() - begin_s > order.timeout_s
+            lasted_s = time.monotonic() - begin_s
+            end.spoke = bool(end.lines) or end.bad_line is not None
+            silent = not end.spoke and order.start_timeout_s is not None and lasted_s > order.start_timeout_s
+            end.timed_out = silent or lasted_s > order.timeout_s
             end.stopped = stopped()
             if end.timed_out or end.stopped:
                 _end_group(process, order.term_grace_s, lambda: _pump(selector, TICK_S))

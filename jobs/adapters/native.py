@@ -174,6 +174,7 @@ def _child_order(python: str, order: RunOrder, place: RunPlace, request: Path) -
         cwd=place.scratch,
         log_path=place.scratch / "child.log",
         timeout_s=order.timeout_s,
+        start_timeout_s=order.start_timeout_s,
     )
 
 
@@ -182,7 +183,8 @@ def _outcome(end: ChildEnd, stream: Stream, lie: str | None) -> tuple[str, str, 
     if end.stopped:
         return "cancelled", "stopped by the user", False
     if end.timed_out:
-        return "timeout", f"timeout: no end within {end.wall_s:.0f} s", True
+        late = "running: no end" if end.spoke else "spawning: no word"
+        return "timeout", f"timeout: {late} within {end.wall_s:.0f} s", True
     if lie:
         return "provenance", f"provenance: {lie}", False
     if stream.fault and end.signal is None:  # who died while writing crashed, and says no more than that

@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
 from engine.config import MOST_TIMES
-from jobs.model import ArmRole, GateAction, Order, RetriedFault
+from jobs.model import START_TIMEOUT_S, ArmRole, GateAction, Order, RetriedFault
 
 NAME_RULE = r"^[a-z0-9][a-z0-9._-]*$"
 MOST_TOKEN_ID = 2**31 - 1
@@ -149,6 +149,7 @@ class LimitsForm(Form):
     """Bounds on time and retries."""
 
     run_timeout_s: Seconds = 600.0
+    start_timeout_s: Seconds = START_TIMEOUT_S
     queue_timeout_s: Seconds = 3600.0
     attempts: Annotated[int, Field(ge=1, le=1000)] = 3
     contamination_reruns: Annotated[int, Field(ge=0, le=1000)] = 2

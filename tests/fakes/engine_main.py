@@ -4,7 +4,7 @@ Tests copy it as `engine/__main__.py` into a tree of their own. FAKE_ENGINE is a
 generation (or `sleep_file`, whose content says so), `ids`, `page_ins`, `die` (signal in generation 0), `exit` (code
 after the result), `error` (an error line and exit code), `die_last` (a signal in place of that code), `lie` (fields
 that replace hello's), `silent` (no result), `spoil` (a line after hello), `exit_line` (one at the end), `log`
-(printed), `mark` (append a line to this file at start).
+(printed), `mark` (append a line to this file at start), `hang` (say nothing).
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
     if "mark" in wish:
         with Path(wish["mark"]).open("a") as file:
             file.write(f"{os.getpid()} {sorted(os.environ)}\n")
+    if wish.get("hang"):
+        time.sleep(60)
     say(**{**hello(request), **wish.get("lie", {})})
     if "log" in wish:
         print(wish["log"], flush=True)

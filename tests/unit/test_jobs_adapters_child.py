@@ -31,6 +31,7 @@ def run(
     body: str,
     *,
     timeout_s: float = 20.0,
+    start_timeout_s: float | None = None,
     cap: int = 4096,
     **callbacks: Callable[..., Any],
 ) -> ChildEnd:
@@ -40,6 +41,7 @@ def run(
         cwd=tmp_path,
         log_path=tmp_path / "log",
         timeout_s=timeout_s,
+        start_timeout_s=start_timeout_s,
         term_grace_s=0.5,
         log_cap_bytes=cap,
     )
@@ -90,6 +92,21 @@ def test_deadline_ends_a_child_that_ignores_term_and_keeps_its_lines(tmp_path: P
     assert end.signal == signal.SIGKILL
     assert [line["type"] for line in end.lines] == ["hello"]
     assert time.monotonic() - begin_s < 5
+
+
+def test_a_child_that_never_speaks_is_ended_at_its_start_deadline_with_its_group(tmp_path: Path) -> None:
+    begin_s = time.monotonic()
+    body = "g = subprocess.Popen(['sleep', '60']); open('grand', 'w').write(str(g.pid)); time.sleep(60)"
+    end = run(tmp_path, body, timeout_s=30.0, start_timeout_s=2.0)
+    assert (end.timed_out, end.spoke) == (True, False)
+    assert 2.0 < end.wall_s < 8 and time.monotonic() - begin_s < 12
+    assert gone(end.pid) and gone(int((tmp_path / "grand").read_text()))
+
+
+def test_a_child_that_spoke_has_all_its_time(tmp_path: Path) -> None:
+    end = run(tmp_path, "say(type='hello'); time.sleep(4)", start_timeout_s=3.0)
+    assert (end.timed_out, end.exit_code, end.spoke) == (False, 0, True)
+    assert end.wall_s > 4
 
 
 def test_stop_ends_the_child_and_what_it_started(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +199,16 @@ def test_a_result_followed_by_a_failing_exit_is_no_success(tmp_path: Path, tree:
 def test_the_deadline_is_enforced_by_the_parent(tmp_path: Path, tree: Path) -> None:
     done = run(tmp_path, order_for(tree, sleep_s=60, timeout_s=1.0))
     assert (done.end, done.retry) == ("failed", True)
-    assert done.reason.startswith("timeout")
+    assert done.reason == "timeout: running: no end within 1 s"
+    assert done.record is not None and done.record.error == done.reason
+
+
+def test_an_engine_that_never_says_who_it_is_is_ended_at_its_start(tmp_path: Path, tree: Path) -> None:
+    order = replace(order_for(tree, hang=True), start_timeout_s=1.5)
+    done = run(tmp_path, order)
+    assert (done.end, done.fault, done.retry) == ("failed", "timeout", True)
+    assert re.fullmatch(r"timeout: spawning: no word within [12] s", done.reason)
+    assert done.record is not None and done.record.error == done.reason
 
 
 def test_a_stop_is_cancelled_and_not_failed(tmp_path: Path, tree: Path) -> None:

@@ -111,7 +111,8 @@ def test_a_class_of_error_may_have_a_bound_of_its_own(faults: list[str], is_left
 
 def test_limits_without_bounds_of_classes_are_written_as_before() -> None:
     assert "retries" not in Limits().model_dump()
-    bounded = Limits(retries={"crash": 1})
+    assert "start_timeout_s" not in Limits().model_dump()
+    bounded = Limits(retries={"crash": 1}, start_timeout_s=30)
     assert Limits.model_validate(bounded.model_dump()) == bounded
 
 

@@ -125,8 +125,34 @@ def test_a_worker_that_stands_still_past_its_deadline_is_lost_and_replaced(field
     finally:
         placer.close()
     first = field.attempts(sweep_id)["base"][0]
-    assert first == ("lost", "worker w0: it did not answer by its deadline")
+    assert first == ("lost", "worker w0: storing: no outcome came within 0.5 s of the run's own deadline")
     assert done.pending == 0
+
+
+class Staring(Standing):
+    """Workers of which the first look never ends."""
+
+    def look(self, worker: str) -> Ticket:
+        if self.stands:
+            self.stands -= 1
+            return Ticket(worker, threading.Event())
+        return super().look(worker)
+
+
+def test_a_worker_that_never_says_whether_its_card_is_clear_is_replaced_and_costs_no_attempt(field: Field) -> None:
+    sweep_id, _ = field.submit({"base": {}, "head": {}}, limits=Limits(queue_timeout_s=20))
+    placer = Staring(field.cards, field.make)
+    dispatcher = Dispatcher(field.store, placer, "here", sweep_id, tell=field.heard.append, answer_s=1.0)
+    hellos = placer.open()
+    try:
+        dispatcher.seat(hellos)
+        done = dispatcher.work()
+    finally:
+        placer.close()
+    lost = [one.text for one in field.heard if one.kind == "lost"]
+    assert lost == ["worker w0: claimed: it did not say within 1 s whether its card is clear"]
+    assert done.pending == 0
+    assert {state for tries in field.attempts(sweep_id).values() for state, _ in tries} == {"measured"}
 
 
 class Faulty(Threads):
