@@ -37,8 +37,8 @@ def paging(tiny: Path, folder: Path, policy: str) -> Iterator[tuple[subprocess.P
     (folder / "request.json").write_text(json.dumps(asked))
     read, write = os.pipe()
     words = ["run", "--request", str(folder / "request.json"), "--result-fd", str(write)]
-    # what starts in the background of a shell ignores the interrupt
-    hears = f"import signal; signal.signal({int(signal.SIGINT)}, signal.default_int_handler)"
+    # what starts in the background of a shell ignores the interrupt, and what nohup starts the hang-up
+    hears = "import signal as s; s.signal(s.SIGINT, s.default_int_handler); s.signal(s.SIGHUP, s.SIG_DFL)"
     code = f"{hears}; import sys; from engine.__main__ import main; sys.exit(main({words!r}))"
     with subprocess.Popen(
         [sys.executable, "-P", "-c", code], env=environment(), pass_fds=(write,), stdout=-1, stderr=-1
