@@ -44,6 +44,17 @@ def audited(
     return Audit(made, where, graph, plans, every=every, shadow=shadow)
 
 
+def clean(model: Path, device: Device, **how: Any) -> dict[str, int]:
+    """A whole audit without a difference, after which nothing is mapped; what was checked, and what ran."""
+    audit = audited(model, device=device, **how)
+    report = audit.run()
+    assert report.found == [] and report.at is None
+    counted = {**audit.counts, **audit.ran}
+    audit.close()
+    assert device.mapped_bytes == 0
+    return counted
+
+
 def parts(audit: Audit) -> Any:
     """The audited run's parts by the names that a bench has for them."""
     setup = audit.setup

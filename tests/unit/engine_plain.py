@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from engine import kernels
 from engine.conformance import run_nodes
 from engine.graph import Node, Weight
 
@@ -24,6 +25,13 @@ def pack(codes: NDArray[np.uint8], bits: int, padding: int = 0) -> NDArray[np.ui
     even = np.concatenate([codes, odd], axis=-1)
     packed: NDArray[np.uint8] = (even[..., 0::2] | (even[..., 1::2] << 4)).astype(np.uint8)
     return packed
+
+
+def launch(name: str, arrays: dict[str, NDArray[Any]], **params: Any) -> None:
+    """Run a kernel as a device does: decode the weights, then compute."""
+    kernel = kernels.get(name)
+    decoded = {} if kernel.decode is None else {"decoded": kernel.decode(arrays, params)}
+    kernel.run({**arrays, **decoded}, params)
 
 
 def stored(name: str, array: NDArray[Any], dtype: str | None = None) -> Weight:

@@ -21,6 +21,7 @@ from engine.errors import NonFiniteLogits, OutOfMemory
 from engine.kv_layout import LAYOUTS
 from engine.layer_names import layer_of
 from tests.unit.engine_audited import GROWING, TOKENS, G, audited
+from tests.unit.engine_audited import clean as audited_clean
 from tests.unit.engine_driver import Card, Driver
 from tests.unit.engine_rig import COPYING, build_tiny
 
@@ -45,15 +46,8 @@ def sample(checkout: Path, name: str) -> Path:
 
 
 def clean(model: Path, **how: Any) -> dict[str, int]:
-    """A whole audit without a difference, after which nothing is mapped; what was checked, and what ran."""
-    device = SimDevice(granule_bytes=G)
-    audit = audited(model, device=device, **GROWING, **how)
-    report = audit.run()
-    assert report.found == [] and report.at is None
-    counted = {**audit.counts, **audit.ran}
-    audit.close()
-    assert device.mapped_bytes == 0
-    return counted
+    """A clean audit on a simulated card of small granules."""
+    return audited_clean(model, SimDevice(granule_bytes=G), **GROWING, **how)
 
 
 @pytest.mark.parametrize(

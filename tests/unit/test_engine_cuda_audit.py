@@ -18,6 +18,7 @@ from engine.__main__ import main
 from engine.config import POLICIES
 from engine.kv_layout import LAYOUTS
 from tests.unit.engine_audited import TOKENS, audited, from_generation, parts
+from tests.unit.engine_audited import clean as audited_clean
 from tests.unit.engine_rig import build_tiny, smollm2
 from tests.unit.test_engine_audit import SCHEMA, sample
 from tests.unit.test_engine_audit_planted import first, forget_positions, in_step
@@ -53,15 +54,8 @@ def new_device() -> Any:
 
 
 def clean(model: Path, **how: Any) -> dict[str, int]:
-    """A whole audit without a difference, after which nothing is mapped; what was checked, and what ran."""
-    device = new_device()
-    audit = audited(model, device=device, **{**FUSED, **how})
-    report = audit.run()
-    assert report.found == [] and report.at is None
-    counted = {**audit.counts, **audit.ran}
-    audit.close()
-    assert device.mapped_bytes == 0
-    return counted
+    """A clean audit on the first visible card."""
+    return audited_clean(model, new_device(), **{**FUSED, **how})
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_a_kill_while_it_records_leaves_whole_lines_and_a_card_that_works(wide_t
 
 
 def test_a_full_card_is_said_with_a_record_and_the_next_run_is_well(wide_tiny: Path) -> None:
-    """Another takes all memory but 64 MiB, which the context and the weights of this run do not fit into."""
+    """Another takes all memory but 16 MiB, which the context and the weights of this run do not fit into."""
     if int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
         pytest.skip("the card is not this test's alone: run it without -n")
     from engine.device.cuda_driver import call

@@ -238,3 +238,79 @@ def test_every_plan_counter_is_the_targets_own_on_both_devices(tiny: Path) -> No
     assert made[0].lines.of("hello")[0]["effective_config"]["target"] == {"value": "fused", "source": "request"}
     default = run(tiny, tokens=2).lines.of("hello")[0]["effective_config"]["target"]
     assert default == {"value": "plain", "source": "derived"}
+
+
+# -- splits, and mixtures
+
+
+def cut(at: int, a: int, parts: tuple[int, int], rows: int) -> Step:
+    """A split of buffer a, rows of 96, into one of 32 and one of 64 columns."""
+    widths = (32, 64)
+    outs = tuple(
+        Operand(name, Ref("buffer", b, "float32", (1, rows, n)), "w")
+        for name, b, n in zip(("y", "y1"), parts, widths, strict=True)
+    )
+    params = {"axis": 2, "sizes": widths}
+    return Step(at, f"/s{at}", "x", "split", (Operand("a", Ref("buffer", a, "float32", (1, rows, 96))), *outs), params)
+
+
+@pytest.mark.parametrize("why", ["one row", "two rows", "kept", "source kept"])
+def test_a_split_of_one_row_is_read_where_it_lies(why: str) -> None:
+    rows = 2 if why == "two rows" else 1
+    reader = product(1, 2, 3, 0)
+    held = {"kept": [3, 2], "source kept": [3, 0]}.get(why, [3])
+    made = fuse([product(5, 9, 0, 20, n=96), cut(0, 0, (1, 2), rows), reader], held, no_buffer)
+    assert ("split" in [s.kernel for s in made]) is (why != "one row")
+    x = next(o.ref for o in made[-1].operands if o.name == "x")
+    assert (x.index, x.offset_bytes) == ((0, 128) if why == "one row" else (2, 0))
+
+
+def mixture_steps(**changes: Any) -> list[Step]:
+    """A bank of four experts, of 64 columns and 32 inner ones, and the gated addition of buffer 3 to it."""
+    shapes: dict[str, tuple[Any, ...]] = {
+        "x": ("buffer", 0, "float32", (1, 1, 64)),
+        "router": ("buffer", 1, "float32", (1, 4)),
+        "fc1": ("key", 0, "uint8", (4, 64, 32)),
+        "fc1_scales": ("key", 1, "float16", (4, 64, 2)),
+        "fc2": ("key", 2, "uint8", (4, 64, 16)),
+        "fc2_scales": ("key", 3, "float16", (4, 64, 1)),
+    }
+    bank = [Operand(name, Ref(*of)) for name, of in shapes.items()]
+    bank += [Operand("routed", Ref("control", -1, "int32", (1, 2)), "w")]
+    bank += [Operand("y", Ref("buffer", 2, "float32", (1, 1, 64)), "w")]
+    params = {"k": 2, "normalise": True, "activation": "swiglu", "fusion": 2, "alpha": 1.0, "beta": 0.0, "limit": None}
+    params |= {"bits": 4, "block": 32, **changes}
+    gate = [
+        Operand("a", Ref("buffer", 4, "float32", (1, 1, 1))),
+        Operand("y", Ref("buffer", 5, "float32", (1, 1, 1)), "w"),
+    ]
+    names_of = (("a", 2, 64), ("b", 3, 64), ("c", 5, 1))
+    added = [Operand(n, Ref("buffer", b, "float32", (1, 1, width))) for n, b, width in names_of]
+    added += [Operand("y", Ref("buffer", 6, "float32", (1, 1, 64)), "w")]
+    return [
+        Step(0, "/moe", "x", "moe", tuple(bank), params),
+        Step(1, "/gate", "x", "sigmoid", tuple(gate), {}),
+        Step(2, "/add", "x", "gated_add", tuple(added), {}),
+    ]
+
+
+@pytest.mark.parametrize("why", ["alone", "kept", "gate kept", "eight bits", "block a row"])
+def test_a_mixture_takes_the_gated_addition_in_where_nobody_else_reads_it(why: str) -> None:
+    made_buffers: list[tuple[int, ...]] = []
+
+    def buffer(name: str, dtype: str, shape: tuple[int, ...]) -> Ref:
+        made_buffers.append(shape)
+        return Ref("buffer", 70 + len(made_buffers), dtype, shape, name)
+
+    form: dict[str, Any] = {"eight bits": {"bits": 8}, "block a row": {"block": 0}}.get(why, {})
+    held = {"kept": [6, 2], "gate kept": [6, 5]}.get(why, [6])
+    made = fuse(mixture_steps(**form), held, buffer)
+    kinds = [s.kernel for s in made]
+    if form:
+        assert kinds == ["moe", "sigmoid", "gated_add"] and made_buffers == []
+        return
+    assert made_buffers == [(1, 2, 128), (1, 2)]
+    assert kinds == (["mixture"] if why == "alone" else ["mixture", "sigmoid", "gated_add"])
+    own = {o.name: o.ref.index for o in made[0].operands}
+    assert ({"other", "other_gate"} <= own.keys()) is (why == "alone")
+    assert own["y"] == (6 if why == "alone" else 2) and made[0].node == "/moe"

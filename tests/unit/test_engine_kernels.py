@@ -13,19 +13,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine import kernels
-from tests.unit.engine_plain import F64, attend, pack, turn
+from tests.unit.engine_plain import F64, attend, launch, pack, turn
 
 DTYPES: dict[str, Any] = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 SPACING = {"float32": 0.0, "float16": 2.0**-24, "bfloat16": 0.0}
 """Between numbers too small for a relative error: what normal products come down to in float16 alone."""
 EPS = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-
-
-def launch(name: str, arrays: dict[str, NDArray[Any]], **params: Any) -> None:
-    """Run a kernel as a device does: decode the weights, then compute."""
-    kernel = kernels.get(name)
-    decoded = {} if kernel.decode is None else {"decoded": kernel.decode(arrays, params)}
-    kernel.run({**arrays, **decoded}, params)
 
 
 @st.composite

@@ -10,18 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine import kernels
-from tests.unit.engine_plain import F64, pack
+from tests.unit.engine_plain import F64, launch, pack
 
 BLOCK = 32
 TOLERANCE = 3e-5
-
-
-def launch(name: str, arrays: dict[str, NDArray[Any]], **params: Any) -> None:
-    """Run a kernel as a device does: decode the weights, then compute."""
-    kernel = kernels.get(name)
-    decoded = {} if kernel.decode is None else {"decoded": kernel.decode(arrays, params)}
-    kernel.run({**arrays, **decoded}, params)
 
 
 def sigmoid(x: F64) -> F64:
