@@ -27,6 +27,7 @@ from orchestrator.settings import settings
 from orchestrator.worker import WorkerCard, WorkerSettings
 
 ANSWER_S = 60.0
+START = "give HOST:PORT of one that runs, or start one: ray start --head --port=6379"
 CONNECT_S = 10.0
 
 
@@ -160,12 +161,12 @@ def _offer(nodes: list[Mapping[str, Any]]) -> str:
 def _require_listener(address: str) -> None:
     """Raise HostLost where nobody listens: Ray itself tries for minutes, and says so on nobody's stream."""
     host, mark, port = address.rpartition(":")
-    if not mark or not port.isdigit():
+    if not mark or not port.isdecimal():
         return  # auto, or a form that Ray knows
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_S).close()
     except OSError as exc:
-        raise HostLost(f"no Ray cluster answers at {address}: {exc.strerror or exc}") from exc
+        raise HostLost(f"no Ray cluster answers at {address}: {exc.strerror or exc} ({START})") from exc
 
 
 def _refusal(address: str, exc: BaseException) -> str:
@@ -177,4 +178,4 @@ def _refusal(address: str, exc: BaseException) -> str:
         return (
             f"the Ray cluster at {address} wants its token: set RAY_AUTH_MODE=token and share the token file: {words}"
         )
-    return f"no Ray cluster answers at {address}: {first_line(exc)}"
+    return f"no Ray cluster answers at {address}: {first_line(exc)} ({START})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -71,8 +72,13 @@ def submit(
             _tell_submitted(opened, sweep_id, given, as_json)
             return
         sys.stderr.write(f"sweep {sweep_id} is submitted; waiting for its verdict\n")
-        while opened.sweep(sweep_id).state == "open":
-            time.sleep(WAIT_S)
+        try:
+            while opened.sweep(sweep_id).state == "open":
+                time.sleep(WAIT_S)
+        except KeyboardInterrupt:
+            follow = f"assay watch {sweep_id}{given.store_words}; end it: assay cancel {sweep_id}{given.store_words}"
+            sys.stderr.write(f"stopped waiting; the sweep stays submitted. Follow it: {follow}\n")
+            raise typer.Exit(128 + signal.SIGINT) from None
         verdict = stored_verdict(opened, sweep_id, given)
     finally:
         opened.close()

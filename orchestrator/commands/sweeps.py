@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import asdict
 from typing import Annotated
@@ -76,6 +77,8 @@ def watch(
             if once or not _is_open(opened, sweep_id):
                 return
             time.sleep(every)
+    except KeyboardInterrupt:  # the usual way to leave it, and nothing that it began
+        raise typer.Exit(128 + signal.SIGINT) from None
     finally:
         opened.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 
 from jobs.store import CardSeen, Store
 from orchestrator.cli import call
+from orchestrator.lost import HostLost
+from orchestrator.ray_cluster import _require_listener
 from tests.unit.orchestrator_field import Field
 
 SWEEP = """\
@@ -144,3 +147,33 @@ def test_a_spool_is_stored_once_however_often_it_is_given(
     assert told == ["1 outcomes of 1 sweeps are stored", "1 outcomes of 1 sweeps are stored",
                     "0 outcomes of 0 sweeps are stored"]  # fmt: skip
     assert field.attempts(sweep_id)["base"] == [("measured", "")]
+
+
+def _interrupted(_seconds: float) -> None:
+    raise KeyboardInterrupt
+
+
+def test_ctrl_c_ends_the_waiting_and_says_that_the_sweep_stays(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", _interrupted)
+    told = said(capsys, "submit", "small.yaml", "--wait", code=130)
+    with opened(here) as store:
+        (row,) = store.sweeps()
+    assert row.state == "open"
+    assert "the sweep stays submitted" in told
+    assert f"assay cancel {row.id} --store s.db" in told
+    assert "nothing was begun" not in told
+    told = said(capsys, "watch", row.id, code=130)
+    assert row.id in told
+    assert "nothing was begun" not in told
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999999"])
+def test_an_address_that_nobody_listens_at_is_refused_with_the_remedy(address: str) -> None:
+    with pytest.raises(HostLost, match=f"{address}.*ray start --head"):
+        _require_listener(address)
+
+
+def test_a_port_in_digits_that_are_no_number_is_left_to_ray() -> None:
+    _require_listener("127.0.0.1:²")
