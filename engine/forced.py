@@ -54,7 +54,9 @@ def check_fed(info: DecoderInfo, prompt: Sequence[int], forced: Sequence[int]) -
     """Refuse ids outside the vocabulary, and more of them than the context holds. Raises BadRequest."""
     worst = max((*prompt, *forced))
     if worst >= info.vocabulary:
-        raise BadRequest(f"id {worst} is outside the vocabulary of {info.vocabulary}", "check the tokenizer")
+        raise BadRequest(
+            f"id {worst} is outside the vocabulary of {info.vocabulary}", "give ids of this model's own tokenizer"
+        )
     if info.context_length is not None and len(prompt) + len(forced) > info.context_length:
         raise BadRequest(
             f"{len(prompt)} prompt and {len(forced)} forced ids do not fit the model's {info.context_length} positions",

@@ -207,7 +207,8 @@ def _check_prompt(request: RunRequest, graph: Graph) -> None:
     worst = max(map(max, request.prompts))
     if worst >= graph.info.vocabulary:
         raise BadRequest(
-            f"prompt id {worst} is outside the vocabulary of {graph.info.vocabulary}", "check the tokenizer"
+            f"prompt id {worst} is outside the vocabulary of {graph.info.vocabulary}",
+            "give ids of this model's own tokenizer",
         )
     needed = max(map(len, request.prompts)) + request.tokens
     if graph.info.context_length is not None and needed > graph.info.context_length:

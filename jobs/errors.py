@@ -89,5 +89,11 @@ class Conflict(StoreError):
     """A guarded change found another state or fence than expected, or a resend differs from what is stored."""
 
 
+class KeyTaken(Conflict):
+    """A sweep is submitted under a key that stands for another one: whoever submits it has to choose."""
+
+    exit_code = 2
+
+
 class IllegalMove(StoreError):
     """A state change outside the lifecycle; the message carries the history."""

@@ -93,7 +93,7 @@ class Store:
     ) -> str:
         """Insert a sweep with its scenarios, blocks and runs; a resend returns the same id.
 
-        Raises Conflict when the same key was submitted with another manifest or by another harness; with `to_cards`
+        Raises KeyTaken when the key was submitted with another manifest or by another harness; with `to_cards`
         SpecError when no card of those that serve the store could take it.
 
         `key` is the client's own word for this submission; without one the manifest itself is the key.

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select
 
-from jobs.errors import Conflict, SpecError, StoreError
+from jobs.errors import KeyTaken, SpecError, StoreError
 from jobs.model import CellPlan, Manifest
 from jobs.order import run_order
 from jobs.store import cluster, events
@@ -36,7 +36,7 @@ def submit(
 ) -> str:
     """Insert a sweep with all its scenarios, blocks and runs; a resend returns the same id.
 
-    Raises Conflict when the key, or without a key the manifest, was submitted before with anything else. `to_cards`: it
+    Raises KeyTaken when the key, or without a key the manifest, was submitted before with anything else. `to_cards`: it
     is for the cards that serve this store; raises SpecError when some are served and none could ever take it.
     """
     digest = manifest.digest()
@@ -46,7 +46,7 @@ def submit(
         if (earlier.manifest_digest, earlier.harness_digest) == (digest, harness_digest):
             return str(earlier.id)
         what = "another manifest" if earlier.manifest_digest != digest else "another version of the harness"
-        raise Conflict(f"sweep {earlier.id} was submitted under this key with {what}", "submit under a new key")
+        raise KeyTaken(f"sweep {earlier.id} was submitted under this key with {what}", "submit under a new key")
     if to_cards and (lacking := cluster.unservable(connection, manifest, now)):
         raise SpecError(lacking, "start a scheduler with such a card first, or ask for less under cards:")
     sweep_id = new_id("swp", now)

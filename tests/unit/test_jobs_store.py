@@ -121,8 +121,9 @@ def test_another_key_is_another_sweep(store: Store) -> None:
 
 def test_a_differing_resend_is_loud(store: Store) -> None:
     store.submit(manifest(), "harness", "0.1", key="ci-17")
-    with pytest.raises(Conflict, match="with another manifest"):
+    with pytest.raises(Conflict, match="with another manifest") as refused:
         store.submit(manifest("other"), "harness", "0.1", key="ci-17")
+    assert refused.value.exit_code == 2, "whoever submits has to choose: no fault of store or host"
     with pytest.raises(Conflict, match="with another version of the harness"):
         store.submit(manifest(), "harness 2", "0.2", key="ci-17")
     assert len(store.sweeps()) == 1
