@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jobs.errors import SpecError
 from jobs.judge import concluded, judge, stamped
+from jobs.near_tie import FollowUp
 from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
 from jobs.verdict import Verdict
@@ -37,12 +38,22 @@ def judge_sweep(store: Store, sweep_id: str, *, final: bool = False) -> Verdict:
     """
     given = store.judge_input(sweep_id)
     answer = judge(given)
-    verdict = answer if isinstance(answer, Verdict) else concluded(given, "no worker was there")
-    verdict = stamped(verdict, harness_digest(own_root()), harness_version())
     is_left = not isinstance(answer, Verdict) or any(
         run.state == "pending" for cell in given.cells for run in cell.runs
     )
-    store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=final or not is_left)
+    verdict = answer if isinstance(answer, Verdict) else concluded(given, "no worker was there")
+    return _kept(store, sweep_id, verdict, closes=final or not is_left)
+
+
+def verdict_or_questions(store: Store, sweep_id: str) -> Verdict | tuple[FollowUp, ...]:
+    """Judge a sweep whose runs are settled and keep the answer, or what the judge asks before it gives one."""
+    answer = judge(store.judge_input(sweep_id))
+    return _kept(store, sweep_id, answer, closes=True) if isinstance(answer, Verdict) else answer
+
+
+def _kept(store: Store, sweep_id: str, verdict: Verdict, *, closes: bool) -> Verdict:
+    verdict = stamped(verdict, harness_digest(own_root()), harness_version())
+    store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=closes)
     return verdict
 
 

@@ -9,24 +9,21 @@ another block. A worker that does not answer by its deadline counts as lost.
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 
 from jobs.adapters.base import RunOrder
 from jobs.adapters.native_forced import ForceOrder
-from jobs.errors import Conflict, IllegalMove
-from jobs.lifecycle import Tried, attempts_left
-from jobs.model import ArmPlan, Manifest
-from jobs.near_tie import FollowUp
+from jobs.near_tie import Adjudication, FollowUp
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
+from orchestrator.aftermath import Aftermath
 from orchestrator.cards import ProbeError
 from orchestrator.clear import ClearVerdict
-from orchestrator.drain import DRAIN_S, counted, is_drained
-from orchestrator.leases import BEAT_S, LEASE_S, beating
+from orchestrator.leases import BEAT_S, LEASE_S, Leases
 from orchestrator.lost import HostLost, Stopped, WorkerLost
-from orchestrator.outcome import RunOutcome
 from orchestrator.place import Placer
+from orchestrator.plans import Plans
 from orchestrator.seat import Happening, Question, Seat
 from orchestrator.settle import settle
 from orchestrator.worker import WorkerCard, WorkOrder
@@ -69,12 +66,12 @@ class Dispatcher:
         self._stopped = stopped
         self._tell = tell
         self._clock = clock
-        self._beat_s = beat_s
         self._answer_s = answer_s
-        self._beat_at_s = self._check_at_s = 0.0
         self._seats: list[Seat] = []
         self._questions: list[Question] = []
-        self._manifests: dict[str, Manifest] = {}
+        self._plans = Plans(store)
+        self._leases = Leases(store, placer, self._seats, tell, clock, beat_s)
+        self._aftermath = Aftermath(store, placer, self._plans, self._leases, tell, clock, drains=sweep_id is None)
         self._told_of_leases = False
         self._serves_all = sweep_id is None
         self.passes_over: tuple[str, ...] = ()
@@ -87,7 +84,7 @@ class Dispatcher:
 
     def seat(self, hellos: tuple[WorkerCard, ...], needed: Collection[str] = ()) -> None:
         """Give the workers their seats. Raises HostLost when a card in `needed` (UUIDs) is not among theirs."""
-        self._seats = [Seat(hello) for hello in hellos]
+        self._seats[:] = [Seat(hello) for hello in hellos]
         absent = sorted(set(needed) - {seat.card for seat in self._seats})
         if absent:
             raise HostLost(f"a block was begun on card {absent[0]}, which is not here: start the sweep anew")
@@ -126,7 +123,7 @@ class Dispatcher:
 
     def put(self, sweep_id: str, asked: FollowUp) -> None:
         """Have a question answered as soon as its card is free. Raises HostLost when that is not here."""
-        if all(asked.card not in ("", seat.card) for seat in self._seats):
+        if not self._has_card(asked):
             raise HostLost(f"card {asked.card}, on which base ran, is not here to ask the oracle about its ids")
         self._questions.append(Question(sweep_id, asked))
 
@@ -141,7 +138,7 @@ class Dispatcher:
         if self._stopped():
             self._wind_down()
             raise Stopped
-        self._beat()
+        self._leases.keep()
         tickets = [seat.ticket for seat in self._seats if seat.ticket is not None]
         if not tickets:
             self._pause(TICK_S)
@@ -151,6 +148,14 @@ class Dispatcher:
         for seat in list(self._seats):
             if seat.ticket is not None and self._clock() > seat.due_s:
                 self._overdue(seat)
+
+    def forget(self, sweep_id: str) -> None:
+        """Keep nothing of a sweep that is over."""
+        self._plans.forget(sweep_id)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Keep what is held while this thread waits for something else."""
+        return self._leases.meanwhile()
 
     def _pause(self, seconds: float) -> None:
         end_s = time.monotonic() + seconds
@@ -166,23 +171,11 @@ class Dispatcher:
             self._store.log_event(sweep_id, "waiting", reason, worker=self._driver)
             self._tell(Happening("wait", sweep_id, "all", reason))
 
-    def _manifest(self, sweep_id: str) -> Manifest:
-        if sweep_id not in self._manifests:
-            self._manifests[sweep_id] = self._store.manifest(sweep_id)
-        return self._manifests[sweep_id]
-
-    def forget(self, sweep_id: str) -> None:
-        """Keep nothing of a sweep that is over."""
-        self._manifests.pop(sweep_id, None)
-
-    def _arm(self, sweep_id: str, name: str) -> ArmPlan:
-        return next(arm for arm in self._manifest(sweep_id).arms if arm.name == name)
-
     # ---- forward -------------------------------------------------------------------------------------------------
 
     def _push_all(self) -> None:
         for seat in self._seats:
-            with self._forfeiting(seat):
+            with self._leases.forfeiting(seat):
                 self._push(seat)
 
     def _push(self, seat: Seat) -> None:
@@ -210,12 +203,12 @@ class Dispatcher:
         if question is None:
             return False
         self._questions.remove(question)
-        asked, manifest = question.asked, self._manifest(question.sweep_id)
+        asked, sweep_id = question.asked, question.sweep_id
         about = f"the oracle about index {asked.first} of {asked.base}'s ids"
         self._tell(Happening("asks", asked.cell, asked.head, about))
-        plan = next(cell for cell in manifest.cells if cell.cell == asked.cell)
-        arms = self._arm(question.sweep_id, asked.base), self._arm(question.sweep_id, asked.head)
-        limit_s = manifest.limits.run_timeout_s
+        plan = self._plans.cell(sweep_id, asked.cell)
+        arms = self._plans.arm(sweep_id, asked.base), self._plans.arm(sweep_id, asked.head)
+        limit_s = self._plans.limits(sweep_id).run_timeout_s
         seat.question = question
         seat.ticket = self._placer.adjudicate(seat.worker, ForceOrder(asked, plan, *arms, timeout_s=limit_s))
         seat.due_s = self._clock() + 2 * limit_s + self._answer_s  # of base and of head
@@ -224,10 +217,9 @@ class Dispatcher:
     def _take_block(self, seat: Seat) -> None:
         """The next block that may run on this seat's card."""
         card, name = seat.card, "" if self._sweep_id else seat.hello.card.name
-        who = f"{self._driver}/{seat.worker}"
         claim = self._store.claim_block(
-            self._sweep_id, who, LEASE_S, card=card, card_name=name, canary=True, passes_over=self.passes_over,
-            card_memory_bytes=seat.hello.card.memory_bytes,
+            self._sweep_id, self._who(seat), LEASE_S, card=card, card_name=name, canary=True,
+            passes_over=self.passes_over, card_memory_bytes=seat.hello.card.memory_bytes,
         )  # fmt: skip
         if claim is None:
             seat.claim_at_s = self._clock() + ASK_AGAIN_S
@@ -239,7 +231,7 @@ class Dispatcher:
         """The pending runs of a block; those of an arm that could not be built end here, with no attempt."""
         found = []
         for run in claim.pending:
-            if reason := self._arm(claim.sweep_id, run.arm).unbuilt:
+            if reason := self._plans.arm(claim.sweep_id, run.arm).unbuilt:
                 self._store.finish_run(run.run_id, "exhausted", reason, fence=claim.fence)
                 counts = self._store.pending(claim.sweep_id)
                 self._tell(Happening("end", claim.cell, run.arm, reason, counts))
@@ -251,14 +243,14 @@ class Dispatcher:
         """Open the attempt and hand the run over."""
         assert seat.claim is not None
         claim, run = seat.claim, seat.runs[0]
-        attempt = self._store.start_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)
-        limits = self._manifest(claim.sweep_id).limits
+        attempt = self._store.start_attempt(run.run_id, claim.fence, self._who(seat), seat.card)
+        limits = self._plans.limits(claim.sweep_id)
         order = RunOrder(
             run_id=run.run_id,
             attempt_id=attempt.attempt_id,
             attempt_number=attempt.number,
             cell=claim.plan,
-            arm=self._arm(claim.sweep_id, run.arm),
+            arm=self._plans.arm(claim.sweep_id, run.arm),
             card_uuid=seat.card,
             timeout_s=limits.run_timeout_s,
             start_timeout_s=limits.start_timeout_s,
@@ -280,11 +272,11 @@ class Dispatcher:
                 self._store.write_adjudication(question.sweep_id, self._placer.adjudication(ticket))
             elif attempt is not None:
                 outcome = self._placer.outcome(ticket)
-                with self._forfeiting(seat):
-                    self._ended(seat, outcome)
+                with self._leases.forfeiting(seat):
+                    self._aftermath.ended(seat, outcome)
             else:
                 verdict = self._placer.verdict(ticket)
-                with self._forfeiting(seat):
+                with self._leases.forfeiting(seat):
                     self._looked(seat, verdict)
         except WorkerLost as lost:
             self._lost(seat, attempt, question, lost)
@@ -310,47 +302,16 @@ class Dispatcher:
             self._store.waits(claim.block_id, claim.fence, reason)
             self._store.log_event(claim.sweep_id, "waiting", reason, subject=claim.block_id, worker=seat.worker)
             self._tell(Happening("wait", claim.cell, seat.runs[0].arm, reason))
-        limit_s = self._manifest(claim.sweep_id).limits.queue_timeout_s
+        limit_s = self._plans.limits(claim.sweep_id).queue_timeout_s
         if now_s - seat.dirty_since_s <= limit_s:
             return
         waited = f"{reason}; waited {limit_s:g} s"
         if not verdict.fault:
-            self._give_up(seat, claim, waited)
+            self._aftermath.give_up(seat, claim, self._who(seat), waited)
         elif self._serves_all:
-            self._drain(seat, waited)
+            self._aftermath.drain(seat, waited)
         else:
             raise HostLost(waited)
-
-    def _give_up(self, seat: Seat, claim: BlockClaim, reason: str) -> None:
-        """A card that stays slowed or in others' hands is no fault: the run in hand ends without a sample, unproven."""
-        run = seat.runs[0]
-        attempt = self._store.open_attempt(run.run_id, claim.fence, f"{self._driver}/{seat.worker}", seat.card)
-        self._store.move(attempt.attempt_id, claim.fence, "claimed", "clearing")
-        self._store.move(attempt.attempt_id, claim.fence, "clearing", "contaminated", reason)
-        self._store.finish_run(run.run_id, "exhausted", reason, fence=claim.fence)
-        seat.next_run()
-        seat.look_at_s = 0.0  # the wait was the queue's: the next run has one look, and no wait of its own
-        self._tell(Happening("end", claim.cell, run.arm, reason, self._store.pending(claim.sweep_id)))
-
-    def _ended(self, seat: Seat, outcome: RunOutcome) -> None:
-        """Store an outcome, acknowledge it, and decide about another attempt."""
-        if (claim := seat.claim) is None:
-            self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
-            return
-        run = seat.runs[0]
-        try:
-            done = settle(self._store, outcome)
-        except (Conflict, IllegalMove):  # it came too late: another attempt has its place
-            self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
-            raise
-        self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
-        if done.state == "measured":
-            seat.next_run()
-        else:
-            tried = Tried(done.state, done.fault)
-            self._again_or_not(seat, claim, tried, done.reason, done.retry or done.state == "contaminated")
-        self._count(seat, done.state, done.fault, done.reason)
-        self._tell(Happening("end", claim.cell, run.arm, done.reason, self._store.pending(claim.sweep_id)))
 
     def _overdue(self, seat: Seat) -> None:
         """A worker that does not answer is no worker: it is ended with all that it runs, and replaced."""
@@ -364,107 +325,53 @@ class Dispatcher:
         if question is not None:
             cell, arm = question.asked.cell, question.asked.head
         self._tell(Happening("lost", cell, arm, str(lost)))
-        if attempt is not None and seat.claim is not None:
-            with self._forfeiting(seat):
-                self._store.move(attempt.attempt_id, seat.claim.fence, "running", "lost", str(lost), fault="lost")
-                self._again_or_not(seat, seat.claim, Tried("lost", "lost"), str(lost), may=True)
-        self._count(seat, "lost", "lost", str(lost))
+        self._aftermath.lost(seat, attempt, lost)
         try:
-            # a new worker may wait long for a card that somebody took meanwhile
-            with beating(self._store, self._held(), self._beat_s):
+            with self._leases.meanwhile():  # a new worker may wait long for a card that somebody took meanwhile
                 seat.hello = self._placer.replace(seat.worker)
         except (WorkerLost, HostLost, ProbeError) as gone:
             if not self._serves_all:
                 raise
             self._leave(seat, str(gone))
         if question is not None:
-            limit = self._manifest(question.sweep_id).limits.attempts
-            if question.lost + 1 >= limit:
-                raise HostLost(f"{limit} workers were lost over a question about {cell}")
-            self._questions.insert(0, Question(question.sweep_id, question.asked, question.lost + 1))
+            self._ask_again(question, lost)
 
-    def _count(self, seat: Seat, state: str, fault: str, reason: str) -> None:
-        """Repeated faults of a card drain it, where other work waits for other cards."""
-        seat.faults = counted(seat.faults, state, fault)
-        if self._serves_all and is_drained(seat.faults):
-            self._drain(seat, f"{seat.faults} attempts in a row ended by its fault, the last one: {reason}")
+    def _ask_again(self, question: Question, lost: WorkerLost) -> None:
+        """Put a question again over which a worker was lost, as often as attempts are allowed.
 
-    def _drain(self, seat: Seat, reason: str) -> None:
-        """Give a card no work for a while, and its block to others; said once."""
-        seat.faults, seat.drained_until_s, seat.drained_for = 0, self._clock() + DRAIN_S, reason
-        about = f"card {seat.card} gets no work for {DRAIN_S / 60:g} min: {reason}"
-        claim = seat.claim
-        seat.drop()
-        if claim is not None:
-            self._store.log_event(claim.sweep_id, "drained", about, subject=claim.block_id, worker=seat.worker)
-            with contextlib.suppress(Conflict):
-                self._store.release_block(claim.block_id, claim.fence)
-        self._tell(Happening("drained", claim.cell if claim else "", "all", about))
+        One sweep's driver ends then, and a resume asks again; where all sweeps are served the others go on, and this
+        question counts as one that nobody could answer.
+        """
+        asked, limit = question.asked, self._plans.limits(question.sweep_id).attempts
+        if question.lost + 1 < limit:
+            if self._has_card(asked):  # else the sweep's judge asks anew, and hears that nobody is there
+                self._questions.insert(0, Question(question.sweep_id, asked, question.lost + 1))
+            return
+        workers = f"{limit} worker{'s' * (limit != 1)} {'were' if limit != 1 else 'was'} lost"
+        if not self._serves_all:
+            raise HostLost(f"{workers} over a question about {asked.cell}")
+        failure = f"{workers} over it, the last one: {lost}"
+        self._store.write_adjudication(question.sweep_id, Adjudication(asked=asked, failure=failure))
 
     def _leave(self, seat: Seat, reason: str) -> None:
-        """A worker that cannot be had again has no seat; its block goes to others."""
+        """A worker that cannot be had again has no seat; its block goes to others, its questions to nobody."""
         self._seats.remove(seat)
-        if seat.claim is not None:
-            with contextlib.suppress(Conflict):
-                self._store.release_block(seat.claim.block_id, seat.claim.fence)
+        self._leases.give_back(seat)
+        self._questions = [one for one in self._questions if self._has_card(one.asked)]
         self._tell(Happening("lost", "", "", f"card {seat.card} is served no more: {reason}"))
 
-    def _again_or_not(self, seat: Seat, claim: BlockClaim, tried: Tried, reason: str, may: bool) -> None:
-        """Another attempt at the same run if that can help and the limits allow it; else the run is exhausted."""
-        seat.tried.append(tried)
-        if tried.state == "cancelled":
-            return
-        if may and attempts_left(seat.tried, self._manifest(claim.sweep_id).limits):
-            return
-        self._store.finish_run(seat.runs[0].run_id, "exhausted", reason, fence=claim.fence)
-        seat.next_run()
+    def _has_card(self, asked: FollowUp) -> bool:
+        return any(asked.card in ("", seat.card) for seat in self._seats)
 
-    # ---- leases and the end --------------------------------------------------------------------------------------
+    def _who(self, seat: Seat) -> str:
+        return f"{self._driver}/{seat.worker}"
 
-    def _beat(self) -> None:
-        """Keep every lease alive, well before its end, and see which are gone: a cancel takes them away at any time."""
-        now_s = self._clock()
-        if now_s >= self._check_at_s:
-            self._check_at_s = now_s + LOOK_AGAIN_S
-            gone = set(self._store.forfeited([(one.block_id, one.fence) for one in self._held()]))
-            for seat in self._seats:
-                if seat.claim is not None and seat.claim.block_id in gone:
-                    self._forfeit(seat, "its lease is gone")
-        if now_s >= self._beat_at_s:
-            self._beat_at_s = now_s + self._beat_s
-            for seat in self._seats:
-                with self._forfeiting(seat):
-                    if seat.claim is not None:
-                        self._store.heartbeat(seat.claim.block_id, seat.claim.fence, LEASE_S)
-
-    def _held(self) -> list[BlockClaim]:
-        return [seat.claim for seat in self._seats if seat.claim is not None]
-
-    @contextlib.contextmanager
-    def _forfeiting(self, seat: Seat) -> Iterator[None]:
-        """A guard that fails says that the seat's block is another's by now: that costs the block, not the rest."""
-        try:
-            yield
-        except (Conflict, IllegalMove) as gone:
-            self._forfeit(seat, str(gone))
-
-    def _forfeit(self, seat: Seat, reason: str) -> None:
-        """Have what runs for a block that is no longer ours ended; what it brings is not ours to store."""
-        claim = seat.claim
-        seat.drop()
-        if seat.ticket is not None:
-            self._placer.cancel(seat.worker)
-        if claim is not None:
-            about = f"the block is no longer held from here: {reason}"
-            self._store.log_event(claim.sweep_id, "forfeited", about, subject=claim.block_id, worker=seat.worker)
-            self._tell(Happening("gone", claim.cell, "all", about))
+    # ---- the end ---------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
         """Give the blocks back after a loss: what ran in them becomes lost, and a resume need not wait for leases."""
         for seat in self._seats:
-            if seat.claim is not None:
-                with contextlib.suppress(Conflict):  # somebody else has it already
-                    self._store.release_block(seat.claim.block_id, seat.claim.fence)
+            self._leases.give_back(seat)
             seat.drop()
 
     def _wind_down(self) -> None:
@@ -474,7 +381,7 @@ class Dispatcher:
         while (left := [s for s in self._seats if s.attempt is not None]) and self._clock() < deadline_s:
             for ticket in self._placer.ready([s.ticket for s in left if s.ticket is not None], TICK_S):
                 seat = next(seat for seat in left if seat.ticket is ticket)
-                with self._forfeiting(seat):
+                with self._leases.forfeiting(seat):
                     self._receive_last(seat)
         self.abandon()
 

@@ -12,15 +12,17 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Protocol
 
 from jobs.errors import Conflict, IllegalMove, StoreError, UnknownAttempt
-from jobs.judge import judge
+from jobs.near_tie import FollowUp
 from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
+from jobs.verdict import Verdict
 from orchestrator.commands.shown import shown
-from orchestrator.conclude import judge_sweep
+from orchestrator.conclude import verdict_or_questions
 from orchestrator.dispatch import Dispatcher
 from orchestrator.lost import HostLost, Stopped
 from orchestrator.outcome import RunOutcome
@@ -74,6 +76,8 @@ class Scheduler:
         self._keep_s = keep_s
         self._keep_at_s = 0.0
         self._unanswerable: set[str] = set()
+        self._judging: dict[str, Future[Verdict | tuple[FollowUp, ...]]] = {}
+        self._bench = ThreadPoolExecutor(1, thread_name_prefix="bench")  # a large sweep's cards do not wait for it
         self._dispatcher = Dispatcher(store, placer, name, stopped=stopped, tell=tell, clock=clock)
 
     def serve(self, hellos: tuple[WorkerCard, ...], *, once: bool = False) -> None:
@@ -94,14 +98,18 @@ class Scheduler:
             self._dispatcher.abandon()
             raise
         finally:
+            self._bench.shutdown(wait=False, cancel_futures=True)
             with contextlib.suppress(StoreError):
                 self._store.leave_cards(self._name, "its scheduler ended")
 
     def _keep(self) -> bool:
         """Look after what is not a run; whether any sweep is open that is served from here."""
         self._store.reap_ended()
-        joined = self._placer.joined()
-        self._dispatcher.join(joined)
+        with self._dispatcher.waiting():  # a node may take its time to start a worker
+            joined = self._placer.joined()
+        if joined:
+            self._dispatcher.join(joined)
+            self._unanswerable.clear()  # the card that was missing may have come
         for hello in joined:
             self._collect(hello.worker)
         now_s, now = self._clock(), self._now()
@@ -109,25 +117,31 @@ class Scheduler:
         rows = [row for row in self._store.open_sweeps() if row.id not in self._unanswerable]
         self._dispatcher.passes_over = tuple(row.id for row in rows if row.harness_digest != self._harness)
         served = [row.id for row in rows if row.harness_digest == self._harness]
-        for sweep_id in set(self._store.settled()) & set(served):
+        for sweep_id in [one for one, answer in self._judging.items() if answer.done()]:
+            self._conclude(sweep_id, self._judging.pop(sweep_id))
+        for sweep_id in set(self._store.settled()) & set(served) - self._unanswerable - set(self._judging):
             if not self._dispatcher.is_asking(sweep_id):
-                self._conclude(sweep_id)
+                self._judging[sweep_id] = self._bench.submit(verdict_or_questions, self._store, sweep_id)
         return bool(served)
 
-    def _conclude(self, sweep_id: str) -> None:
-        """Judge a sweep whose runs are settled, or put what the judge asks first to a worker."""
-        answer = judge(self._store.judge_input(sweep_id))
-        if isinstance(answer, tuple):
-            try:
-                for asked in answer:
-                    self._dispatcher.put(sweep_id, asked)
-            except HostLost as absent:  # another scheduler may have that card
-                self._unanswerable.add(sweep_id)
-                self._store.log_event(sweep_id, "waiting", str(absent), worker=self._name)
-            return
-        verdict = judge_sweep(self._store, sweep_id)
-        self._dispatcher.forget(sweep_id)
-        self._tell(Happening("judged", sweep_id, "all", f"{verdict.outcome}, exit {verdict.exit_code}"))
+    def _conclude(self, sweep_id: str, answer: Future[Verdict | tuple[FollowUp, ...]]) -> None:
+        """Forget a sweep that is judged, or put what its judge asks first to workers.
+
+        One that cannot be judged from here stays open: another scheduler may have its card, or its rows are damaged.
+        """
+        try:
+            found = answer.result()
+            if isinstance(found, Verdict):
+                self._dispatcher.forget(sweep_id)
+                self._tell(Happening("judged", sweep_id, "all", f"{found.outcome}, exit {found.exit_code}"))
+                return
+            for asked in found:
+                self._dispatcher.put(sweep_id, asked)
+        except (HostLost, StoreError) as fault:
+            self._unanswerable.add(sweep_id)
+            reason = f"it cannot be judged from here: {fault}"
+            self._store.log_event(sweep_id, "waiting", reason, worker=self._name)
+            self._tell(Happening("wait", sweep_id, "all", reason))
 
     def _collect(self, worker: str) -> None:
         """Store what a node kept of earlier runs; what came too late is noted, and forgotten there."""

@@ -23,10 +23,12 @@ from orchestrator.conclude import judge_sweep
 from orchestrator.dispatch import Dispatcher
 from orchestrator.embedded import open_questions
 from orchestrator.lost import HostLost, Stopped, WorkerLost
+from orchestrator.outcome import RunOutcome
 from orchestrator.place import InProcessPlacer, Ticket
+from orchestrator.scheduler import Scheduler
 from orchestrator.scripted import ScriptedProbe
 from orchestrator.seat import Happening
-from orchestrator.worker import GpuWorker, WorkerSettings
+from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings
 from tests.unit.engine_rig import TINY_PROMPT
 from tests.unit.engine_tied import (
     CHOICE,
@@ -229,6 +231,58 @@ def test_workers_lost_over_a_question_again_and_again_are_a_fault_of_the_host(sw
     with pytest.raises(HostLost, match="3 workers were lost over a question about tied/short"):
         sweep.run(Losing(simulated_cards("test", 1), sweep.make))
     assert sweep.run().outcome == "NEAR_TIE", "and a resume asks again"
+
+
+class Loses(InProcessPlacer):
+    """Every worker is lost over a question."""
+
+    lives = True
+    """Whether a lost worker can be had again."""
+
+    def joined(self) -> tuple[WorkerCard, ...]:
+        return ()
+
+    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
+        return ()
+
+    def adjudication(self, ticket: Ticket) -> Adjudication:
+        raise WorkerLost(ticket.worker, "gone")
+
+    def replace(self, worker: str) -> WorkerCard:
+        if not self.lives:
+            raise WorkerLost(worker, "its node is gone")
+        return super().replace(worker)
+
+
+def test_workers_lost_over_a_question_cost_a_scheduler_that_question_only(swept: Callable[..., Sweep]) -> None:
+    sweep = swept(TIES_UPWARDS)
+    placer = Loses(simulated_cards("test", 1), sweep.make)
+    hellos = placer.open()
+    try:
+        scheduler = Scheduler(sweep.store, placer, "here/1", "h" * 64, tell=sweep.heard.append, keep_s=0.2)
+        scheduler.serve(hellos, once=True)
+    finally:
+        placer.close()
+    assert sweep.store.sweep(sweep.sweep_id).state == "judged"
+    verdict = sweep.store.verdict(sweep.sweep_id)
+    assert verdict is not None
+    assert (verdict.outcome, verdict.exit_code) == ("UNADJUDICATED", 1)
+    assert "3 workers were lost over it, the last one: worker w0: gone" in verdict.headline
+
+
+def test_a_card_that_goes_with_a_question_leaves_the_sweep_open_and_says_so(swept: Callable[..., Sweep]) -> None:
+    sweep = swept(TIES_UPWARDS)
+    placer = Loses(simulated_cards("test", 2), sweep.make)
+    placer.lives = False
+    hellos = placer.open()
+    try:
+        Scheduler(sweep.store, placer, "here/1", "h" * 64, tell=sweep.heard.append, keep_s=0.2).serve(hellos, once=True)
+    finally:
+        placer.close()
+    assert sweep.store.sweep(sweep.sweep_id).state == "open"
+    [said] = [event.message for event in sweep.store.events(sweep.sweep_id) if event.kind == "waiting"]
+    assert "on which base ran, is not here to ask the oracle" in said
+    assert sweep.run().outcome == "NEAR_TIE"
 
 
 def test_a_model_that_changed_meanwhile_is_no_witness(

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from jobs.model import Limits
+from jobs.errors import StoreError
+from jobs.judge import judge
+from jobs.model import JudgeInput, Limits
 from orchestrator.choose import simulated_cards
 from orchestrator.dispatch import Dispatcher
 from orchestrator.lost import HostLost, Stopped, WorkerLost
@@ -280,3 +282,48 @@ def test_a_scheduler_that_stood_still_past_its_leases_does_not_count_twice(field
     assert field.spool.sweeps() == ()
     late = [e for e in field.store.events(sweep_id) if e.kind == "forfeited"]
     assert len(late) == 1
+
+
+def test_a_sweep_that_is_judged_for_long_keeps_no_card_of_another_from_work(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = field.submit({"base": {}, "head": {}}, name="first")
+    after, _ = field.submit({"base": {}, "head": {}}, name="after")
+    judging, runs_done = threading.Event(), threading.Event()
+
+    def slow(given: JudgeInput) -> Any:
+        if given.manifest.name == "first":
+            judging.set()
+            assert runs_done.wait(30), "the other sweep's runs are made meanwhile"
+        return judge(given)
+
+    monkeypatch.setattr("orchestrator.conclude.judge", slow)
+
+    def look() -> bool:
+        if judging.is_set() and not runs_done.is_set() and field.store.pending(after).complete == 4:
+            assert field.store.verdict(first) is None
+            runs_done.set()
+        return False
+
+    serve(field, stopped=look)
+    assert runs_done.is_set()
+    assert {row.state for row in field.store.sweeps()} == {"judged"}
+
+
+def test_a_sweep_whose_rows_are_damaged_stays_open_and_the_others_are_judged(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, _ = field.submit({"base": {}, "head": {}}, name="broken")
+    fine, _ = field.submit({"base": {}, "head": {}}, name="fine")
+
+    def judged(given: JudgeInput) -> Any:
+        if given.manifest.name == "broken":
+            raise StoreError("a row cannot be read", "restore it")
+        return judge(given)
+
+    monkeypatch.setattr("orchestrator.conclude.judge", judged)
+    serve(field)
+    assert {row.name: row.state for row in field.store.sweeps()} == {"broken": "open", "fine": "judged"}
+    said = [event.message for event in field.store.events(broken) if event.kind == "waiting"]
+    assert said == ["it cannot be judged from here: a row cannot be read (restore it)"]
+    assert field.store.verdict(fine) is not None
