@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Mapping
@@ -166,7 +167,7 @@ def invalid_figures(record: RunRecord) -> list[str]:
             for name, value in sorted(counters.items())
             if not _possible(name, value)
         ]
-        if generation.prefill_ns < 0 or any(ns < 0 for ns in generation.step_ns):
+        if generation.prefill_ns < 0 or min(generation.step_ns, default=0) < 0:
             faults.append(f"{where}: a negative time")
     return faults + [flag for flag in record.flags if _FLAGGED_FIGURE.match(flag)]
 
@@ -178,12 +179,12 @@ def non_finite_logits(record: RunRecord) -> str:
     for generation in record.generations:
         for number, tokens in enumerate(generation.sequences, start=1):
             of = f"generation {generation.number}" + (f", sequence {number}" if generation.further else "")
-            for index, gap in enumerate(tokens.gaps):
-                if not is_finite(gap):
-                    return f"{of}, index {index}: the top-2 gap is {gap}"
-            for index, token in enumerate(tokens.ids):
-                if token < 0:
-                    return f"{of}, index {index}: id {token} is no token"
+            if not all(map(math.isfinite, tokens.gaps)):
+                index, gap = next((index, gap) for index, gap in enumerate(tokens.gaps) if not math.isfinite(gap))
+                return f"{of}, index {index}: the top-2 gap is {gap}"
+            if min(tokens.ids, default=0) < 0:
+                index, token = next((index, token) for index, token in enumerate(tokens.ids) if token < 0)
+                return f"{of}, index {index}: id {token} is no token"
     return ""
 
 
@@ -313,6 +314,8 @@ def _possible_fact(value: int | float | str) -> bool:
 
 
 def _possible(name: str, value: Reading) -> bool:
+    if type(value) is int and 0 <= value <= MOST:
+        return True
     if isinstance(value, Missing):
         return not value.missing.startswith(IMPOSSIBLE)
     if not is_finite(value) or abs(value) > MOST:
@@ -334,19 +337,18 @@ def _restated(equation: Equation) -> Evaluated:
 
 def _equation(name: str, text: str, values: Mapping[str, Reading]) -> Evaluated:
     try:
-        result = expressions.evaluate(text, values)
         parts = expressions.sides(text)
-        numbers = tuple(expressions.evaluate(side, values) for side in (parts[0], parts[2])) if parts else ()
+        sides = (parts[0], parts[2]) if parts else (text,)
+        found = [expressions.evaluate(side, values) for side in sides]
     except expressions.ExpressionError as error:
         return Evaluated(name, None, False, f"cannot be read: {error}")
-    if isinstance(result, Missing):
-        return Evaluated(name, None, False, f"not evaluated: {result.missing}")
-    holds = result is True
-    if parts and len(numbers) == 2 and not any(isinstance(number, Missing) for number in numbers):
-        lhs, rhs = (number for number in numbers if not isinstance(number, Missing))
-        return Evaluated(name, Equation(name=name, text=text, relation=parts[1], lhs=lhs, rhs=rhs, holds=holds), holds)
-    lhs = int(holds)
-    return Evaluated(name, Equation(name=name, text=text, relation="==", lhs=lhs, rhs=1, holds=holds), holds)
+    known = [value for value in found if not isinstance(value, Missing)]
+    if len(known) < len(found):
+        missing = next(value for value in found if isinstance(value, Missing))
+        return Evaluated(name, None, False, f"not evaluated: {missing.missing}")
+    relation, (lhs, rhs) = (parts[1], known) if parts else ("==", (int(known[0] is True), 1))
+    holds = _RELATIONS[relation](lhs, rhs)
+    return Evaluated(name, Equation(name=name, text=text, relation=relation, lhs=lhs, rhs=rhs, holds=holds), holds)
 
 
 def _sums(record: RunRecord) -> list[Evaluated]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from engine.counters import COUNTERS
 from jobs import gates, stats
-from jobs.metrics import METRICS, NOT_RECORDED
+from jobs.metrics import CLOCKED, METRICS, NOT_RECORDED, TIMED
 from jobs.model import Expectation, Missing, Reading, RunRecord
 from jobs.verdict import MetricClass, MetricRow, TimeClass, TimeRow
 
@@ -25,18 +25,22 @@ THROTTLED = Missing(missing="the card was throttled")
 ABSOLUTE_FLOOR_MS = 0.001
 """A time difference below a microsecond is no change that anybody should act on."""
 
-TIME_METRICS = tuple(metric.name for metric in METRICS.values() if not metric.exact)
+TIME_METRICS = tuple(metric.name for metric in TIMED)
 """Metrics that a clock gives, in the order of their rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """A run that counts, with all its readings derived anew from the record."""
+    """A run that counts, with all its readings derived anew from the record.
+
+    `repeats`: it did the work of the arm's run before it, so that exact readings and equations are the same.
+    """
 
     run_id: str
     block: int
     record: RunRecord
     readings: Mapping[str, Reading]
+    repeats: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,9 @@ class Standing:
 def measured_arm(name: str, runs: Sequence[MeasuredRun]) -> MeasuredArm:
     """An arm's values: the one value of all its runs, a median for times, or Missing with the range."""
     names = sorted({name for run in runs for name in run.readings})
-    return MeasuredArm(name, tuple(runs), {name: _arm_value(name, runs) for name in names})
+    exact = runs[:1] if all(run.repeats for run in runs[1:]) else runs
+    values = {name: _arm_value(name, runs if name in CLOCKED else exact) for name in names}
+    return MeasuredArm(name, tuple(runs), values)
 
 
 def exact_rows(
@@ -80,16 +86,12 @@ def exact_rows(
     names = _exact_names(base) | _exact_names(head) | gates.GATING
     stepped = any(len(g.ids) > 1 for arm in (base, head) for run in arm.runs for g in run.record.generations)
     rows = []
+    run_ids = _run_ids(base, head)
     for name in sorted(names, key=lambda name: (name not in gates.GATING, name)):
-        metric = gates.exact_metric(name)
-        recorded = {base.value(name), head.value(name)} != {NOT_RECORDED}
-        asked = stepped or recorded or name not in gates.STEP_METRICS
+        metric, mine, theirs = gates.exact_metric(name), base.value(name), head.value(name)
+        asked = stepped or name not in gates.STEP_METRICS or {mine, theirs} != {NOT_RECORDED}
         ruling = gates.rule(
-            metric,
-            base.value(name),
-            head.value(name),
-            gates.matching(declared, name, cell),
-            capture_varies=standing.capture_varies,
+            metric, mine, theirs, gates.matching(declared, name, cell), capture_varies=standing.capture_varies
         )
         rows.append(
             MetricRow(
@@ -97,11 +99,11 @@ def exact_rows(
                 unit=metric.unit,
                 direction=metric.direction,
                 gating=asked and (metric.gating or ruling.klass in ("regressed", "declared")) and not standing.unjudged,
-                base=base.value(name),
-                head=head.value(name),
+                base=mine,
+                head=theirs,
                 delta=ruling.delta,
                 klass=_standing_class(ruling.klass, standing),
-                run_ids=_run_ids(base, head),
+                run_ids=run_ids,
                 note=_note(ruling.note if asked else gates.NO_STEP, standing, gain=ruling.klass == "improved"),
             )
         )
@@ -150,11 +152,13 @@ def _exact_names(arm: MeasuredArm) -> set[str]:
 
 def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:
     values = [run.readings.get(name, NOT_RECORDED) for run in runs]
+    if len(values) == 1:
+        return values[0]
     absent = next((value for value in values if isinstance(value, Missing)), None)
     numbers = [value for value in values if not isinstance(value, Missing)]
     if absent is not None and not numbers:
         return absent
-    if is_time(name):
+    if name in CLOCKED:
         return _median_time(name, numbers)
     if absent is not None:
         return Missing(missing=f"varies: {min(numbers)} in some runs, {absent.missing} in others")
@@ -167,13 +171,6 @@ def _median_time(name: str, values: Sequence[int | float]) -> Reading:
     if name in METRICS and METRICS[name].direction == "higher":
         return 1 / statistics.median(1 / value for value in values)
     return statistics.median(values)
-
-
-def is_time(name: str) -> bool:
-    """Whether a counter or metric comes from a clock, and so differs from run to run."""
-    if name in COUNTERS:
-        return COUNTERS[name].scope == "clock"
-    return name in METRICS and not METRICS[name].exact
 
 
 def _standing_class(klass: MetricClass, standing: Standing) -> MetricClass:

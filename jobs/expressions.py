@@ -10,8 +10,9 @@ from __future__ import annotations
 import ast
 import difflib
 import operator
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal
 
 from jobs.errors import SpecError
@@ -19,6 +20,8 @@ from jobs.metrics import is_finite
 from jobs.model import Missing
 
 Value = bool | int | float | Missing
+Values = Mapping[str, int | float | Missing]
+Evaluator = Callable[[Values], Value]
 Kind = Literal["number", "condition"]
 Relation = Literal["==", "<=", ">="]
 
@@ -64,17 +67,18 @@ def check(expr: str, names: Collection[str]) -> frozenset[str]:
     return used
 
 
+@lru_cache(maxsize=1024)
 def names_in(expr: str) -> frozenset[str]:
     """The names an expression reads."""
     return frozenset(node.id for node in ast.walk(_parse(expr)) if isinstance(node, ast.Name))
 
 
-def evaluate(expr: str, values: Mapping[str, int | float | Missing]) -> Value:
+def evaluate(expr: str, values: Values) -> Value:
     """An expression's value; Missing with the reason when an operand is absent, Missing, not finite or over 0."""
-    return _value(_parse(expr), values)
+    return _compiled(expr)(values)
 
 
-def holds(expr: str, values: Mapping[str, int | float | Missing]) -> bool:
+def holds(expr: str, values: Values) -> bool:
     """True only when the condition is known to be true."""
     return evaluate(expr, values) is True
 
@@ -139,29 +143,33 @@ def _need(wanted: Kind, node: ast.expr, expr: str) -> Kind:
     return found
 
 
-def _value(node: ast.expr, values: Mapping[str, int | float | Missing]) -> Value:
+@lru_cache(maxsize=1024)
+def _compiled(expr: str) -> Evaluator:
+    """An expression as a function: a sweep evaluates a few of them once for each of its runs."""
+    return _evaluator(_parse(expr))
+
+
+def _evaluator(node: ast.expr) -> Evaluator:
     match node:
         case ast.Constant(value=value):
             assert isinstance(value, int | float)
-            return value
+            number: Value = value
+            return lambda _values: number
         case ast.Name(id=name):
-            return _operand(name, values)
+            return lambda values: _operand(name, values)
         case ast.UnaryOp(op=op, operand=operand):
-            inner = _value(operand, values)
-            if isinstance(inner, Missing):
-                return inner
-            return not inner if isinstance(op, ast.Not) else -inner if isinstance(op, ast.USub) else inner
+            return _unary(op, _evaluator(operand))
         case ast.BinOp(left=left, right=right):
-            return _arithmetic(node, _value(left, values), _value(right, values))
+            return _arithmetic(node, _evaluator(left), _evaluator(right))
         case ast.BoolOp(op=op, values=parts):
-            return _boolean(op, [_value(part, values) for part in parts])
+            return _boolean(op, [_evaluator(part) for part in parts])
         case ast.Compare():
-            return _compare(node, [_value(part, values) for part in (node.left, *node.comparators)])
+            return _compare(node, [_evaluator(part) for part in (node.left, *node.comparators)])
         case _:
             raise AssertionError(f"the parser let {ast.dump(node)} through")
 
 
-def _operand(name: str, values: Mapping[str, int | float | Missing]) -> Value:
+def _operand(name: str, values: Values) -> Value:
     value = values.get(name)
     if value is None:
         return Missing(missing=f"{name}: not recorded")
@@ -170,32 +178,56 @@ def _operand(name: str, values: Mapping[str, int | float | Missing]) -> Value:
     return value if is_finite(value) else Missing(missing=f"{name}: not finite")
 
 
-def _arithmetic(node: ast.BinOp, left: Value, right: Value) -> Value:
-    for side in (left, right):
-        if isinstance(side, Missing):
-            return side
-    assert not isinstance(left, Missing) and not isinstance(right, Missing)
-    try:
-        result = _ARITHMETIC[type(node.op)](left, right)
-    except ZeroDivisionError:
-        return Missing(missing=f"{ast.unparse(node)}: division by zero")
-    except OverflowError:
-        return Missing(missing=f"{ast.unparse(node)}: out of range")
-    return result if is_finite(result) else Missing(missing=f"{ast.unparse(node)}: not finite")
+def _unary(op: ast.unaryop, operand: Evaluator) -> Evaluator:
+    def apply(values: Values) -> Value:
+        inner = operand(values)
+        if isinstance(inner, Missing):
+            return inner
+        return not inner if isinstance(op, ast.Not) else -inner if isinstance(op, ast.USub) else inner
+
+    return apply
 
 
-def _boolean(op: ast.boolop, parts: list[Value]) -> Value:
-    for part in parts:
-        if isinstance(part, Missing):
-            return part
-    return all(parts) if isinstance(op, ast.And) else any(parts)
+def _arithmetic(node: ast.BinOp, left: Evaluator, right: Evaluator) -> Evaluator:
+    apply, text = _ARITHMETIC[type(node.op)], ast.unparse(node)
+
+    def compute(values: Values) -> Value:
+        mine, theirs = left(values), right(values)
+        if isinstance(mine, Missing):
+            return mine
+        if isinstance(theirs, Missing):
+            return theirs
+        try:
+            result = apply(mine, theirs)
+        except ZeroDivisionError:
+            return Missing(missing=f"{text}: division by zero")
+        except OverflowError:
+            return Missing(missing=f"{text}: out of range")
+        return result if is_finite(result) else Missing(missing=f"{text}: not finite")
+
+    return compute
 
 
-def _compare(node: ast.Compare, operands: list[Value]) -> Value:
-    for operand in operands:
-        if isinstance(operand, Missing):
-            return operand
-    numbers = [operand for operand in operands if not isinstance(operand, Missing)]
-    return all(
-        _COMPARISONS[type(op)](left, right) for op, left, right in zip(node.ops, numbers, numbers[1:], strict=False)
-    )
+def _boolean(op: ast.boolop, parts: Sequence[Evaluator]) -> Evaluator:
+    joined = all if isinstance(op, ast.And) else any
+
+    def join(values: Values) -> Value:
+        known = [part(values) for part in parts]
+        return next((part for part in known if isinstance(part, Missing)), joined(known))
+
+    return join
+
+
+def _compare(node: ast.Compare, operands: Sequence[Evaluator]) -> Evaluator:
+    signs = [_COMPARISONS[type(op)] for op in node.ops]
+
+    def compare(values: Values) -> Value:
+        numbers: list[bool | int | float] = []
+        for operand in operands:
+            value = operand(values)
+            if isinstance(value, Missing):
+                return value
+            numbers.append(value)
+        return all(sign(*pair) for sign, pair in zip(signs, pairwise(numbers), strict=True))
+
+    return compare

@@ -9,7 +9,8 @@ put before a teacher-forced oracle (`jobs.near_tie`), and UNADJUDICATED as long 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -66,15 +67,8 @@ class ArmStreams:
 
     arm: str
     runs: tuple[tuple[Stream, ...], ...]
-
-    def places(self) -> list[Place]:
-        """Generations and sequences that every run has."""
-        common = set.intersection(*({s.place for s in run} for run in self.runs)) if self.runs else set()
-        return sorted(common)
-
-    def of(self, place: Place) -> list[Stream]:
-        """One generation's and sequence's stream of each run."""
-        return [stream for run in self.runs for stream in run if stream.place == place]
+    at: Mapping[Place, Sequence[Stream]]
+    """By generations and sequences that every run has, in order: one stream of each run."""
 
     def run_ids(self) -> tuple[str, ...]:
         """Runs that gave these streams."""
@@ -92,17 +86,27 @@ def no_oracle(_left: Stream, _right: Stream) -> tuple[IdentityClass, str]:
 
 def streams_of(arm: str, records: Sequence[RunRecord]) -> ArmStreams:
     """The streams of an arm's runs, in the order given. Empty ids stay: a generation without tokens is not absent."""
-    return ArmStreams(
-        arm,
+    runs = (
         tuple(
-            tuple(
-                Stream(arm, record.run_id, number, g.index, s.ids, s.stop_reason, s.gaps, at if g.further else None)
-                for g in sorted(record.generations, key=lambda g: g.index)
-                for at, s in enumerate(g.sequences)
-            )
-            for number, record in enumerate(records, start=1)
-        ),
+            Stream(arm, record.run_id, number, g.index, s.ids, s.stop_reason, s.gaps, at if g.further else None)
+            for g in sorted(record.generations, key=lambda g: g.index)
+            for at, s in enumerate(g.sequences)
+        )
+        for number, record in enumerate(records, start=1)
     )
+    return arm_streams(arm, runs)
+
+
+def arm_streams(arm: str, runs: Iterable[tuple[Stream, ...]]) -> ArmStreams:
+    """An arm's streams from those of its runs."""
+    runs = tuple(runs)
+    found: dict[Place, list[Stream]] = {}
+    given: Counter[Place] = Counter()
+    for run in runs:
+        for stream in run:
+            found.setdefault(stream.place, []).append(stream)
+        given.update({stream.place for stream in run})
+    return ArmStreams(arm, runs, {place: found[place] for place in sorted(found) if given[place] == len(runs)})
 
 
 def self_row(streams: ArmStreams, prompts: Sequence[tuple[int, ...]] = ()) -> IdentityRow:
@@ -110,12 +114,10 @@ def self_row(streams: ArmStreams, prompts: Sequence[tuple[int, ...]] = ()) -> Id
 
     `prompts` are what the sequences of its batch take in turn.
     """
-    places = streams.places()
-    if not places:
+    if not streams.at:
         return _missing(streams.arm, streams.arm, "self", "no generation to compare")
     compared = 0
-    for place in places:
-        first, *others = streams.of(place)
+    for first, *others in streams.at.values():
         for other in others:
             compared += min(len(first.ids), len(other.ids))
             if _differ(first, other):
@@ -127,8 +129,7 @@ def self_row(streams: ArmStreams, prompts: Sequence[tuple[int, ...]] = ()) -> Id
             note = f"sequences of one prompt disagree in generation {first.number} of one batch"
             return _row(first, other, "NONDETERMINISTIC", "self", compared, note)
     firsts: dict[int, Stream] = {}
-    for place in places:
-        other = streams.of(place)[0]
+    for place, (other, *_) in streams.at.items():
         first = firsts.setdefault(place[1], other)
         if first is other:
             continue
@@ -137,7 +138,7 @@ def self_row(streams: ArmStreams, prompts: Sequence[tuple[int, ...]] = ()) -> Id
             shape = _prefix_class(first, other)
             # Same process, same context, one reduction order: no near tie can excuse this.
             return _row(first, other, shape or "VIOLATION", "self", compared, _repeats(streams, first, other))
-    return _equal(streams, streams, "self", places, compared)
+    return _equal(streams, streams, "self", list(streams.at), compared)
 
 
 def _twins(streams: ArmStreams, prompts: Sequence[tuple[int, ...]]) -> Iterator[tuple[Stream, Stream]]:
@@ -165,7 +166,7 @@ def pair_row(
     names the others. IDENTICAL means: every
     generation, every sequence that both batches have, and both arms repeat themselves over their runs.
     """
-    places = sorted(set(base.places()) & set(other.places()))
+    places = sorted(base.at.keys() & other.at.keys())
     if not places:
         return _missing(base.arm, other.arm, what, "an arm has no generation to compare")
     wavering = [arm.arm for arm in (base, other) if arm.arm in unsteady]
@@ -175,7 +176,7 @@ def pair_row(
             " do not repeat themselves" if len(wavering) > 1 else " does not repeat itself"
         )
         return _row(left, right, "NONDETERMINISTIC", what, min(len(left.ids), len(right.ids)), note)
-    pairs = [(base.of(place)[0], other.of(place)[0]) for place in places]
+    pairs = [(base.at[place][0], other.at[place][0]) for place in places]
     compared = sum(min(len(left.ids), len(right.ids)) for left, right in pairs) * min(len(base.runs), len(other.runs))
     if not any(stream.ids for pair in pairs for stream in pair):
         return _missing(base.arm, other.arm, what, "neither arm gave an id to compare")
@@ -188,8 +189,8 @@ def pair_row(
 
 def other_lengths(base: ArmStreams, other: ArmStreams) -> tuple[Stream, Stream] | None:
     """The first generation and sequence in which two arms gave another number of ids; None where they never did."""
-    places = sorted(set(base.places()) & set(other.places()))
-    pairs = ((base.of(place)[0], other.of(place)[0]) for place in places)
+    places = sorted(base.at.keys() & other.at.keys())
+    pairs = ((base.at[place][0], other.at[place][0]) for place in places)
     return next(((left, right) for left, right in pairs if len(left.ids) != len(right.ids)), None)
 
 
@@ -197,13 +198,15 @@ def first_sequences_differ(
     left: ArmStreams, right: ArmStreams, contract: IdentityContract
 ) -> tuple[Stream, Stream] | None:
     """The first generation in which the first sequences of two batches differ, and no prefix contract forgives it."""
-    places = sorted(place for place in set(left.places()) & set(right.places()) if place[1] == 0)
-    pairs = ((left.of(place)[0], right.of(place)[0]) for place in places)
+    places = sorted(place for place in left.at.keys() & right.at.keys() if place[1] == 0)
+    pairs = ((left.at[place][0], right.at[place][0]) for place in places)
     return next((pair for pair in pairs if _differ(*pair) and not _allowed(*pair, contract)), None)
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     """Number of leading ids that are equal."""
+    if left == right:
+        return len(left)
     for index, (a, b) in enumerate(zip(left, right, strict=False)):
         if a != b:
             return index
@@ -325,13 +328,13 @@ def _row(
 
 
 def _equal(left: ArmStreams, right: ArmStreams, what: What, places: Sequence[Place], compared: int) -> IdentityRow:
-    pairs = [(left.of(place)[0], right.of(place)[0]) for place in places]
+    pairs = [(left.at[place][0], right.at[place][0]) for place in places]
     first, second = max(pairs, key=lambda pair: (len(pair[0].ids) != len(pair[1].ids), _differ(*pair)))
     runs = len(left.runs) if what == "self" else min(len(left.runs), len(right.runs))
     generations, sequences = ({place[part] for place in places} for part in (0, 1))
     of = f" of {len(sequences)} sequences" if len(sequences) > 1 else ""
     note = f"{_count(len(generations), 'generation')}{of} in each of {_count(runs, 'run')}"
-    if alone := {place[1] for arm in (left, right) for place in arm.places()} - sequences:
+    if alone := {place[1] for arm in (left, right) for place in arm.at} - sequences:
         note += f"; {_count(len(alone), 'sequence')} of one arm's batch had no other to compare with"
     if first.ids != second.ids or first.stop != second.stop:
         note += "; equal as far as the shorter goes, which the prefix contract allows"
@@ -398,11 +401,11 @@ def _listed(generations: Sequence[int], word: str) -> str:
 def _closest_difference(base: ArmStreams, other: ArmStreams, places: Sequence[Place]) -> tuple[Stream, Stream]:
     """The first pair of streams that differ; the first pair of all when none does."""
     for place in places:
-        for left in base.of(place):
-            for right in other.of(place):
+        for left in base.at[place]:
+            for right in other.at[place]:
                 if _differ(left, right):
                     return left, right
-    return base.of(places[0])[0], other.of(places[0])[0]
+    return base.at[places[0]][0], other.at[places[0]][0]
 
 
 def _at(values: Sequence[Number], index: int) -> Number | None:

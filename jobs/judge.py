@@ -10,6 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TypeVar
+
+from pydantic import BaseModel
 
 from jobs import declared, losses, outcomes, over_batches, stats, wording
 from jobs.docket import Docket
@@ -18,6 +22,8 @@ from jobs.judge_pair import rows_of_time
 from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.verdict import Finding, Outcome, Verdict
+
+Piece = TypeVar("Piece", CellPlan, RunFact)
 
 
 def judge(doc: JudgeInput) -> Verdict | tuple[FollowUp, ...]:
@@ -85,22 +91,37 @@ def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
 
 def normalise(doc: JudgeInput) -> JudgeInput:
     """The same document in its one order: cells as in the manifest, runs by block and position, no duplicate rows."""
-    plans: dict[str, dict[str, CellPlan]] = {}
-    runs: dict[str, dict[str, RunFact]] = {}
+    parts: dict[str, list[CellInput]] = {}
     for cell in doc.cells:
-        plans.setdefault(cell.plan.cell, {})[_text(cell.plan)] = cell.plan
-        rows = runs.setdefault(cell.plan.cell, {})
-        rows.update({_text(run): run for run in map(_ordered, cell.runs)})
+        parts.setdefault(cell.plan.cell, []).append(cell)
     order = {plan.cell: index for index, plan in enumerate(doc.manifest.cells)}
     cells = [
-        CellInput(plan=plan, runs=tuple(sorted(runs[name].values(), key=_run_key)) if index == 0 else ())
-        for name in sorted(plans, key=lambda name: (order.get(name, len(order)), name))
-        for index, (_, plan) in enumerate(sorted(plans[name].items()))
+        cell
+        for name in sorted(parts, key=lambda name: (order.get(name, len(order)), name))
+        for cell in _one_cell(parts[name])
     ]
     answers = {_text(answer): answer for answer in doc.adjudications}
     return doc.model_copy(
         update={"cells": tuple(cells), "adjudications": tuple(answers[text] for text in sorted(answers))}
     )
+
+
+def _one_cell(parts: Sequence[CellInput]) -> list[CellInput]:
+    """A cell's rows put together: all runs with its first plan, and each other plan that claims its name without."""
+    plans = _each_once([part.plan for part in parts])
+    by_id: dict[str, list[RunFact]] = {}
+    for run in (run for part in parts for run in part.runs):
+        by_id.setdefault(run.run_id, []).append(_ordered(run))
+    runs = sorted((run for same in by_id.values() for run in _each_once(same)), key=_run_key)
+    return [CellInput(plan=plan, runs=() if index else tuple(runs)) for index, plan in enumerate(plans)]
+
+
+def _each_once(pieces: Sequence[Piece]) -> Sequence[Piece]:
+    """Pieces without repetition, by their text; the usual single one is not written out for it."""
+    if len(pieces) == 1:
+        return pieces
+    texts = {_text(piece): piece for piece in pieces}
+    return [texts[text] for text in sorted(texts)]
 
 
 def stamped(verdict: Verdict, harness_digest: str, harness_version: str) -> Verdict:
@@ -110,9 +131,19 @@ def stamped(verdict: Verdict, harness_digest: str, harness_version: str) -> Verd
 
 
 def input_digest(doc: JudgeInput) -> str:
-    """sha256 of a normalised document. Like `Document.digest`, but a NaN in a broken record does not stop it."""
-    text = json.dumps(doc.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+    """sha256 of a normalised document. Like `Document.digest`, but a NaN in a broken record does not stop it.
+
+    It is taken run by run: a sweep of ten thousand cells is never written out whole.
+    """
+    around = _text(doc.model_copy(update={"cells": ()}))
+    before, after = around.split('"cells":[]', 1)
+    digest = hashlib.sha256(f'{before}"cells":['.encode())
+    for index, cell in enumerate(doc.cells):
+        digest.update(f'{"," * bool(index)}{{"plan":{_text(cell.plan)},"runs":['.encode())
+        digest.update(",".join(map(_text, cell.runs)).encode())
+        digest.update(b"]}")
+    digest.update(f"]{after}".encode())
+    return digest.hexdigest()
 
 
 def _runs(given: CellInput | None) -> tuple[RunFact, ...]:
@@ -149,19 +180,22 @@ def _document_findings(doc: JudgeInput) -> Iterable[Finding]:
 
 
 def _ordered(run: RunFact) -> RunFact:
-    """A run with its attempts and generations in order."""
+    """A run with its attempts and generations in order; itself where they are."""
     attempts = tuple(sorted(run.attempts, key=lambda attempt: (attempt.number, attempt.attempt_id)))
-    if run.record is None:
-        return run.model_copy(update={"attempts": attempts})
+    if attempts != run.attempts:
+        run = run.model_copy(update={"attempts": attempts})
+    if run.record is None or all(one.index < other.index for one, other in pairwise(run.record.generations)):
+        return run
     generations = tuple(sorted(run.record.generations, key=lambda generation: (generation.index, _text(generation))))
-    record = run.record.model_copy(update={"generations": generations})
-    return run.model_copy(update={"attempts": attempts, "record": record})
+    return run.model_copy(update={"record": run.record.model_copy(update={"generations": generations})})
 
 
-def _run_key(run: RunFact) -> tuple[int, int, str, str]:
-    return (run.block, run.position, run.run_id, _text(run))
+def _run_key(run: RunFact) -> tuple[int, int, str]:
+    return (run.block, run.position, run.run_id)
 
 
-def _text(piece: CellPlan | RunFact | object) -> str:
-    assert hasattr(piece, "model_dump"), piece
-    return json.dumps(piece.model_dump(mode="json"), sort_keys=True)
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
+
+
+def _text(piece: BaseModel) -> str:
+    return _ENCODER.encode(piece.model_dump(mode="json"))

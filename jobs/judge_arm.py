@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter as Tally
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs import checks, expressions
-from jobs.compare import THROTTLED, MeasuredArm, MeasuredRun, is_time, measured_arm
-from jobs.metrics import is_finite, readings
+from jobs.compare import THROTTLED, MeasuredArm, MeasuredRun, measured_arm
+from jobs.identity import ArmStreams, streams_of
+from jobs.metrics import CLOCKED, is_finite, readings, same_work
 from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Missing, Reading, RunFact, RunRecord
 from jobs.natural import natural
 from jobs.order import RUNS_PER_REPEAT
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
+
+Card = tuple[str, ...]
 
 TOP_KEYS = 10
 """Keys shown of an arm, those with the most streamed bytes first."""
@@ -27,6 +30,8 @@ class ArmEvidence:
     runs: tuple[RunFact, ...]  # in block order
     endings: tuple[tuple[RunFact, checks.Ending], ...]
     measured: MeasuredArm
+    streams: Mapping[Card, ArmStreams]
+    """Ids apart for each card and driver, where the contract's scope says that identity ends there."""
     witnesses: tuple[WitnessRow, ...]
     invariants: tuple[InvariantRow, ...]
 
@@ -47,21 +52,32 @@ class ArmEvidence:
         return [(run, end) for run, end in self.endings if end.kind == kind]
 
 
-def weigh(plan: CellPlan, arm: ArmPlan, runs: Sequence[RunFact]) -> ArmEvidence:
-    """Sort an arm's runs by how they ended, and evaluate witnesses and equations on those that count."""
+def weigh(plan: CellPlan, arm: ArmPlan, runs: Sequence[RunFact], scope: Collection[str]) -> ArmEvidence:
+    """Sort an arm's runs by how they ended, and evaluate witnesses and equations on those that count.
+
+    `scope`: of the identity contract.
+    """
     endings = tuple((run, checks.ending(run)) for run in runs)
-    counted = []
+    counted: list[MeasuredRun] = []
     for run, end in endings:
         if end.kind == "measured":
             assert run.record is not None, run.run_id
-            values = readings(run.record, plan.settings.decode_skip)
+            before = counted[-1] if counted and same_work(counted[-1].record, run.record) else None
+            values = readings(run.record, plan.settings.decode_skip, before.readings if before else None)
             if end.word == "throttled":
-                values = {name: THROTTLED if is_time(name) else value for name, value in values.items()}
-            counted.append(MeasuredRun(run.run_id, run.block, run.record, values))
+                values = {name: THROTTLED if name in CLOCKED else value for name, value in values.items()}
+            counted.append(MeasuredRun(run.run_id, run.block, run.record, values, repeats=before is not None))
     expected = max(plan.blocks * plan.repeats * RUNS_PER_REPEAT, len(runs))
     measured = measured_arm(arm.name, counted)
     return ArmEvidence(
-        arm, expected, tuple(runs), endings, measured, _witnesses(plan, measured), _invariants(plan, arm, measured)
+        plan=arm,
+        expected=expected,
+        runs=tuple(runs),
+        endings=endings,
+        measured=measured,
+        streams=_by_card(measured, scope),
+        witnesses=_witnesses(plan, measured),
+        invariants=_invariants(plan, arm, measured),
     )
 
 
@@ -108,6 +124,14 @@ def set_aside(cell: str, evidence: ArmEvidence) -> list[SetAside]:
     ]
 
 
+def _by_card(arm: MeasuredArm, scope: Collection[str]) -> dict[Card, ArmStreams]:
+    keys = [key for key, named in (("uuid", "card"), ("driver", "driver")) if named in scope]
+    groups: dict[Card, list[RunRecord]] = {}
+    for run in arm.runs:
+        groups.setdefault(tuple(str(run.record.device.get(key, "")) for key in keys), []).append(run.record)
+    return {card: streams_of(arm.name, groups[card]) for card in sorted(groups)}
+
+
 def _witnesses(plan: CellPlan, arm: MeasuredArm) -> tuple[WitnessRow, ...]:
     """Each witness that asks this arm: it holds when it holds on every run that counts, and on one at least."""
     rows = []
@@ -143,9 +167,13 @@ def _invariants(plan: CellPlan, asked: ArmPlan, arm: MeasuredArm) -> tuple[Invar
     """One row for each equation: it holds when it holds on every run; the worst run's numbers are shown."""
     by_name: dict[str, list[checks.Evaluated]] = {}
     keeps_all = asked.adapter == "native"
+    of_times = any(name in CLOCKED for invariant in plan.invariants for name in _names(invariant.expr))
+    evaluated: list[checks.Evaluated] = []
     for run in arm.runs:
-        for evaluated in checks.evaluate_equations(plan, run.record, run.readings, keeps_all=keeps_all):
-            by_name.setdefault(evaluated.name, []).append(evaluated)
+        if of_times or not run.repeats:
+            evaluated = checks.evaluate_equations(plan, run.record, run.readings, keeps_all=keeps_all)
+        for result in evaluated:
+            by_name.setdefault(result.name, []).append(result)
     return tuple(_invariant_row(name, arm.name, results) for name, results in by_name.items())
 
 

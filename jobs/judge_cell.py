@@ -107,7 +107,9 @@ class _Cell:
     def _weighed(self, plan: CellPlan, runs: Sequence[RunFact]) -> list[ArmEvidence]:
         known = {arm.name: arm for arm in self.manifest.arms}
         return [
-            weigh(plan, known[name], [run for run in runs if run.arm == name]) for name in plan.arms if name in known
+            weigh(plan, known[name], [run for run in runs if run.arm == name], self.contract.scope)
+            for name in plan.arms
+            if name in known
         ]
 
     def _cast(self) -> None:
@@ -120,12 +122,11 @@ class _Cell:
             self.docket.add("INFRASTRUCTURE", "infrastructure", f"runs of an arm {name!r} that the cell does not have")
 
     def _alone(self, arm: ArmEvidence) -> None:
-        contract = self.contract
         if arm.records():
             judge_pair.find_varying(self.docket, arm)
         if arm.records() and not self.plan.settings.plan_only:
-            self.self_rows[arm.name] = judge_pair.judge_self(self.docket, self.plan, arm, contract)
-            self.notes += judge_pair.find_locks(self.docket, self.plan, arm, contract)
+            self.self_rows[arm.name] = judge_pair.judge_self(self.docket, self.plan, arm)
+            self.notes += judge_pair.find_locks(self.docket, self.plan, arm)
         throttled = sum(end.word == "throttled" for _, end in arm.ended("measured"))
         if throttled:
             self.notes.append(f"{throttled} runs of {arm.name} ran on a throttled card: their times do not count")
@@ -168,7 +169,7 @@ class _Cell:
     def _figures(
         self, base: ArmEvidence, arm: ArmEvidence, rows: Sequence[IdentityRow], unmet: Sequence[str], comparable: bool
     ) -> None:
-        lengths = judge_pair.other_lengths(base, arm, self.contract)
+        lengths = judge_pair.other_lengths(base, arm)
         reason = compare.NOT_COMPARABLE if not comparable else compare.NOT_ENGAGED if unmet else ""
         standing = compare.Standing(
             different_work=lengths is not None or any(row.klass in DIFFERS for row in rows),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from jobs import compare, declared, gates, identity, matching, wording
@@ -15,7 +15,6 @@ from jobs.metrics import METRICS
 from jobs.model import ArmPlan, CellPlan, Manifest, Missing
 from jobs.verdict import IdentityRow, MetricRow, TimeRow
 
-Card = tuple[str, ...]
 ABSENT = frozenset({"new", "vanished", "not_recorded"})
 """Classes of a metric that an arm or both did not measure."""
 
@@ -37,10 +36,10 @@ def find_mismatches(
     return bool(found)
 
 
-def judge_self(docket: Docket, plan: CellPlan, arm: ArmEvidence, contract: IdentityContract) -> tuple[IdentityRow, ...]:
+def judge_self(docket: Docket, plan: CellPlan, arm: ArmEvidence) -> tuple[IdentityRow, ...]:
     """An arm against itself, card by card; nondeterminism becomes a finding here."""
     prompts = plan.prompts(arm.plan)
-    rows = tuple(identity.self_row(streams, prompts) for streams in by_card(arm, contract).values())
+    rows = tuple(identity.self_row(streams, prompts) for streams in arm.streams.values())
     for row in rows:
         if row.klass == "NONDETERMINISTIC":
             docket.add(
@@ -83,7 +82,7 @@ def judge_identity(
     What may be a near tie is put to `inquiry`, but not for a null arm: base must equal base.
     """
     what: identity.What = "null" if other.plan.role == "null" else "pair"
-    mine, theirs = by_card(base, contract), by_card(other, contract)
+    mine, theirs = base.streams, other.streams
     cards = [card for card in mine if card in theirs]
     if not cards:  # an arm gave nothing, or the two never shared a card: `comparable` is then False
         row = identity.pair_row(_all_streams(base), _all_streams(other), contract, what, unsteady)
@@ -133,10 +132,10 @@ def find_differences(
             )
 
 
-def find_locks(docket: Docket, plan: CellPlan, arm: ArmEvidence, contract: IdentityContract) -> list[str]:
+def find_locks(docket: Docket, plan: CellPlan, arm: ArmEvidence) -> list[str]:
     """Broken locks; notes for tripwires, which only warn, and for margins, which need an oracle."""
     notes = []
-    for streams in by_card(arm, contract).values():
+    for streams in arm.streams.values():
         for lock, fault in identity.broken_locks(plan.locks, plan.prompt, streams):
             if lock.tripwire:
                 notes.append(f"tripwire: {arm.name} gives {fault}")
@@ -181,9 +180,9 @@ def judge_exact(
     return rows
 
 
-def other_lengths(base: ArmEvidence, head: ArmEvidence, contract: IdentityContract) -> tuple[Stream, Stream] | None:
+def other_lengths(base: ArmEvidence, head: ArmEvidence) -> tuple[Stream, Stream] | None:
     """The first generation and sequence, on any card, in which two arms gave another number of ids; None if none."""
-    mine, theirs = by_card(base, contract), by_card(head, contract)
+    mine, theirs = base.streams, head.streams
     found = (identity.other_lengths(mine[card], theirs[card]) for card in mine if card in theirs)
     return next((pair for pair in found if pair is not None), None)
 
@@ -286,16 +285,6 @@ def _places(arm: ArmEvidence, row: IdentityRow) -> str:
     records = [record for record in arm.records() if record.run_id in row.run_ids]
     places = [f"{record.device.get('uuid')}, driver {record.device.get('driver')}" for record in records]
     return f" (on {' and on '.join(places)})" if len(set(places)) > 1 else ""
-
-
-def by_card(arm: ArmEvidence, contract: IdentityContract) -> Mapping[Card, ArmStreams]:
-    """An arm's streams apart for each card and driver, where the contract's scope says that identity ends there."""
-    keys = [key for key, scope in (("uuid", "card"), ("driver", "driver")) if scope in contract.scope]
-    groups: dict[Card, list[int]] = {}
-    records = arm.records()
-    for index, record in enumerate(records):
-        groups.setdefault(tuple(str(record.device.get(key, "")) for key in keys), []).append(index)
-    return {card: identity.streams_of(arm.name, [records[index] for index in groups[card]]) for card in sorted(groups)}
 
 
 def _takes(contract: IdentityContract, row: IdentityRow) -> bool:

@@ -10,7 +10,7 @@ they gave out (a step gives one to each sequence of a batch that goes on), upper
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
@@ -57,6 +57,7 @@ class Sources:
     facts: Mapping[str, int | float | str]
     measured: tuple[Generation, ...]  # warm-ups left out
     decode_skip: int
+    tokens: int  # ids given out by the measured generations, counted here and not taken from the engine's own counter
 
     def counter(self, name: str) -> Reading:
         """A counter's value; Missing where it was not recorded or is not finite."""
@@ -67,21 +68,16 @@ class Sources:
         value = self.facts.get(name, NOT_RECORDED)
         return Missing(missing="not a number") if isinstance(value, str) else finite(value)
 
-    @property
-    def tokens(self) -> int:
-        """Ids given out by the measured generations, counted here and not taken from the engine's own counter."""
-        return sum(map(given_tokens, self.measured))
-
     def decoded(self, generation: Generation) -> tuple[int, int]:
         """Time in ns of a generation's steps after `decode_skip`, and the tokens that they gave.
 
-        Step k gives the id after the kth to each sequence that has one; of a plan alone, without ids, it is one.
+        Step k gives the id after the kth to each sequence that has one; a step that gives none to any, as those of a
+        plan alone, counts as one.
         """
         first = max(0, self.decode_skip - 1)
-        lengths = [len(sequence.ids) for sequence in generation.sequences]
-        steps = range(first, len(generation.step_ns))
-        tokens = sum(max(1, sum(length > step + 1 for length in lengths)) for step in steps)
-        return sum(generation.step_ns[first:]), tokens
+        times = generation.step_ns[first:]
+        given = [min(max(0, len(sequence.ids) - 1 - first), len(times)) for sequence in generation.sequences]
+        return sum(times), sum(given) + len(times) - max(given)
 
 
 def is_planned(generation: Generation) -> bool:
@@ -122,13 +118,50 @@ def derive(
     decode_skip: int = 1,
 ) -> dict[str, Reading]:
     """Every metric of one run; `decode_skip` leading tokens are left out of the decode time."""
+    return _derived(counters, facts, generations, decode_skip, METRICS.values())
+
+
+def _derived(
+    counters: Mapping[str, Reading],
+    facts: Mapping[str, int | float | str],
+    generations: Sequence[Generation],
+    decode_skip: int,
+    metrics: Iterable[Metric],
+) -> dict[str, Reading]:
     measured = tuple(generation for generation in generations if not generation.warmup)
-    sources = Sources(counters, facts, measured, decode_skip)
-    return {metric.name: metric.formula(sources) for metric in METRICS.values()}
+    sources = Sources(counters, facts, measured, decode_skip, sum(map(given_tokens, measured)))
+    return {metric.name: metric.formula(sources) for metric in metrics}
 
 
-def readings(record: RunRecord, decode_skip: int = 1) -> dict[str, Reading]:
-    """All that an expression may name for one run: numeric facts, counters, and metrics derived anew."""
+def same_work(mine: RunRecord, theirs: RunRecord) -> bool:
+    """Whether two runs are the same in all that metrics and equations read but for times, as a healthy arm's are."""
+    return (
+        mine.facts == theirs.facts
+        and mine.equations == theirs.equations
+        and mine.counters.keys() == theirs.counters.keys()
+        and _without_times(mine.counters) == _without_times(theirs.counters)
+        and [_work(generation) for generation in mine.generations]
+        == [_work(generation) for generation in theirs.generations]
+    )
+
+
+def _work(generation: Generation) -> tuple[object, ...]:
+    counters = {phase: _without_times(found) for phase, found in generation.counters.items()}
+    return generation.warmup, given_tokens(generation), len(generation.sequences), counters
+
+
+def _without_times(counters: Mapping[str, Reading]) -> dict[str, Reading]:
+    return {name: value for name, value in counters.items() if name not in CLOCKED}
+
+
+def readings(record: RunRecord, decode_skip: int = 1, like: Mapping[str, Reading] | None = None) -> dict[str, Reading]:
+    """All that an expression may name for one run: numeric facts, counters, and metrics derived anew.
+
+    `like`: readings of a run that did the same work (`same_work`), of which only the times are this one's own.
+    """
+    if like is not None:
+        times: dict[str, Reading] = {name: finite(v) for name, v in record.counters.items() if name in CLOCKED}
+        return {**like, **times, **_derived(record.counters, record.facts, record.generations, decode_skip, TIMED)}
     facts: dict[str, Reading] = {k: finite(v) for k, v in record.facts.items() if not isinstance(v, str)}
     counters: dict[str, Reading] = {name: finite(value) for name, value in record.counters.items()}
     return {**facts, **counters, **derive(record.counters, record.facts, record.generations, decode_skip)}
@@ -141,7 +174,9 @@ def expression_names() -> frozenset[str]:
 
 def finite(value: Reading) -> Reading:
     """The reading itself, or Missing where a float is NaN or infinite: such a figure is no measurement."""
-    return value if isinstance(value, Missing) or is_finite(value) else Missing(missing=f"not finite: {value}")
+    if type(value) is int or isinstance(value, Missing) or math.isfinite(value):
+        return value
+    return Missing(missing=f"not finite: {value}")
 
 
 def is_finite(value: int | float) -> bool:
@@ -276,6 +311,16 @@ def _prefill_ms(run: Sources) -> Reading:
 METRICS: Mapping[str, Metric] = MappingProxyType(_REGISTRY)
 """Every metric by its name."""
 
+TIMED: tuple[Metric, ...] = tuple(metric for metric in METRICS.values() if not metric.exact)
+"""Metrics that a clock gives."""
+
+CLOCKED: frozenset[str] = frozenset(
+    name
+    for name in (*COUNTERS, *METRICS)
+    if (COUNTERS[name].scope == "clock" if name in COUNTERS else not METRICS[name].exact)
+)
+"""Counters and metrics that come from a clock, and so differ from run to run."""
+
 
 class _Asked(dict[str, Reading]):
     """Counters that are all 1, and which of them were read."""
@@ -290,7 +335,7 @@ class _Asked(dict[str, Reading]):
 def counters_of(metric: str) -> frozenset[str]:
     """The counters that a metric is made of."""
     asked = _Asked()
-    METRICS[metric].formula(Sources(asked, {}, (), decode_skip=1))
+    METRICS[metric].formula(Sources(asked, {}, (), decode_skip=1, tokens=0))
     return frozenset(asked)
 
 

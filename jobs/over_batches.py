@@ -13,7 +13,6 @@ from jobs.contract import IdentityContract
 from jobs.docket import Docket
 from jobs.identity import Stream
 from jobs.judge_arm import ArmEvidence
-from jobs.judge_pair import by_card
 from jobs.model import CellPlan, Manifest
 
 
@@ -50,7 +49,7 @@ def find_over_batches(
     for mine, theirs in pairs:
         if not (mine.records() and theirs.records()):
             continue  # an arm that gave nothing has a finding of its own
-        if not set(by_card(mine, contract)) & set(by_card(theirs, contract)):
+        if not set(mine.streams) & set(theirs.streams):
             message = f"no tokens of {mine.name} could be compared over batches: {smaller.cell} ran on other cards"
             docket.add("MISSING", "identity", message, arm=mine.name, remedy="Leave card out of identity.scope too.")
         elif found := differing[mine.name]:
@@ -66,7 +65,7 @@ def find_over_batches(
 
 
 def _difference(mine: ArmEvidence, theirs: ArmEvidence, contract: IdentityContract) -> tuple[Stream, Stream] | None:
-    here, there = by_card(mine, contract), by_card(theirs, contract)
+    here, there = mine.streams, theirs.streams
     found = (identity.first_sequences_differ(there[card], here[card], contract) for card in here if card in there)
     return next((pair for pair in found if pair), None)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jobs import wording
 from jobs.contract import IdentityContract
-from jobs.identity import ArmStreams, Stream, broken_locks, common_prefix, pair_row, self_row, streams_of
+from jobs.identity import ArmStreams, Stream, arm_streams, broken_locks, common_prefix, pair_row, self_row, streams_of
 from jobs.model import Generation, Lock, RunRecord, SequenceTokens
 from reports import divergence
 
@@ -29,7 +29,7 @@ def arm(
     gap: float = 0.5,
 ) -> ArmStreams:
     """An arm whose ids depend on run (from 1) and generation (from 0)."""
-    return ArmStreams(
+    return arm_streams(
         name,
         tuple(
             tuple(
@@ -83,7 +83,7 @@ def test_without_an_oracle_a_small_gap_stays_open_and_says_so(gap: float, expect
 
 def test_gaps_that_were_not_recorded_do_not_excuse() -> None:
     bare = arm("base")
-    bare = ArmStreams("base", tuple(tuple(_without_gaps(s) for s in run) for run in bare.runs))
+    bare = arm_streams("base", tuple(tuple(_without_gaps(s) for s in run) for run in bare.runs))
     row = pair_row(bare, arm("head", lambda _r, _g: flipped(7)), FULL)
     assert row.klass == "UNADJUDICATED"
     assert "is not recorded" in row.note
@@ -194,7 +194,7 @@ def test_a_later_generation_that_ends_early_is_short_against_itself() -> None:
 
 
 def test_no_streams_are_missing_and_never_identical() -> None:
-    empty = ArmStreams("head", ())
+    empty = arm_streams("head", ())
     assert self_row(empty).klass == "MISSING"
     assert pair_row(arm("base"), empty, FULL).klass == "MISSING"
     assert pair_row(arm("base", generations=0), arm("head", generations=0), FULL).klass == "MISSING"
@@ -293,7 +293,7 @@ def test_field_39_a_difference_names_its_sequence() -> None:
     again = self_row(batch("head", ROWS, changed=(1, 2)))
     assert (again.klass, again.sequence) == ("VIOLATION", 2)
     assert (again.left, again.right) == ("head gen 1 seq 3", "head gen 2 seq 3")
-    runs = ArmStreams("head", (*batch("head", ROWS, runs=1).runs, *batch("head", ROWS, runs=1, changed=(2, 1)).runs))
+    runs = arm_streams("head", (*batch("head", ROWS, runs=1).runs, *batch("head", ROWS, runs=1, changed=(2, 1)).runs))
     wavering = self_row(runs)
     assert wavering.klass == "NONDETERMINISTIC" and "disagree in generation 3, sequence 2" in wavering.note
 

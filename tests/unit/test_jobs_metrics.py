@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine.counters import COUNTERS
-from jobs.metrics import METRICS, derive, expression_names, readings, upper_median
+from jobs.metrics import METRICS, Sources, derive, expression_names, readings, same_work, upper_median
 from jobs.model import Generation, Missing, Reading, RunRecord, SequenceTokens
 
 
@@ -164,3 +166,62 @@ def test_figures_per_token_are_over_all_sequences_of_a_batch() -> None:
     assert four["floor_ratio"] == one["floor_ratio"]
     stopped = batch.model_copy(update={"further": (full, full, SequenceTokens(ids=(1,) * 8, stop_reason="eos"))})
     assert derive(SEED, SEED_FACTS, [stopped])["page_ins_per_token"] == 3008 / 56
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    steps=st.integers(0, 9),
+    decode_skip=st.integers(0, 10),
+)
+def test_tokens_of_decode_steps_are_those_counted_step_by_step(
+    lengths: list[int], steps: int, decode_skip: int
+) -> None:
+    """A step gives one to each sequence that has an id behind it, and counts as one where it gives none."""
+    sequences = [SequenceTokens(ids=(1,) * length, stop_reason="length") for length in lengths]
+    given_out = Generation(
+        index=0,
+        warmup=False,
+        ids=sequences[0].ids,
+        stop_reason="length",
+        further=tuple(sequences[1:]),
+        step_ns=tuple(range(1, steps + 1)),
+    )
+    first = max(0, decode_skip - 1)
+    counted = [max(1, sum(length > step + 1 for length in lengths)) for step in range(first, steps)]
+    sources = Sources({}, {}, (given_out,), decode_skip, tokens=0)
+    assert sources.decoded(given_out) == (sum(range(first + 1, steps + 1)), sum(counted))
+
+
+@given(
+    change=st.sampled_from(
+        ["none", "time", "fact", "counter", "clock", "unclocked", "phase", "length", "warmup", "batch"]
+    ),
+    decode_skip=st.integers(1, 4),
+)
+def test_readings_taken_over_from_a_run_of_the_same_work_are_the_runs_own(change: str, decode_skip: int) -> None:
+    one = RunRecord(
+        run_id="r", attempt_id="a", attempt_number=1, exit_code=0, counters={**SEED, "decode_ns": 7},
+        facts=SEED_FACTS, generations=(generation(0, warmup=True), generation(1)),
+    )  # fmt: skip
+    later = one.generations[1]
+    changes: dict[str, dict[str, object]] = {
+        "none": {},
+        "time": {"generations": (one.generations[0], later.model_copy(update={"step_ns": (9_000_000,) * 31}))},
+        "fact": {"facts": {**SEED_FACTS, "weight_bytes": 77}},
+        "counter": {"counters": {**one.counters, "htod_bytes": 5}},
+        "clock": {"counters": {**one.counters, "decode_ns": 8}},
+        "unclocked": {"counters": SEED},
+        "phase": {"generations": (one.generations[0], later.model_copy(update={"counters": {"decode": {"hits": 1}}}))},
+        "length": {"generations": (one.generations[0], later.model_copy(update={"ids": later.ids[:-1]}))},
+        "warmup": {"generations": (one.generations[0].model_copy(update={"warmup": False}), later)},
+        "batch": {
+            "generations": (
+                one.generations[0],
+                later.model_copy(update={"further": (SequenceTokens(ids=(), stop_reason=None),)}),
+            )
+        },
+    }
+    other = one.model_copy(update=changes[change])
+    assert same_work(one, other) is (change in ("none", "time", "clock"))
+    if same_work(one, other):
+        assert readings(other, decode_skip, readings(one, decode_skip)) == readings(other, decode_skip)
