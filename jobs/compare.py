@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from engine.counters import COUNTERS
 from jobs import gates, stats
 from jobs.metrics import CLOCKED, METRICS, NOT_RECORDED, TIMED
-from jobs.model import Expectation, Missing, Reading, RunRecord
+from jobs.model import Missing, Reading, RunRecord
+from jobs.reviewed import Expectation
 from jobs.verdict import MetricClass, MetricRow, TimeClass, TimeRow
 
 DIFFERENT_WORK = "different work: the tokens differ"

@@ -15,7 +15,8 @@ from types import MappingProxyType
 
 from engine.counters import COUNTERS
 from jobs.metrics import METRICS, NOT_RECORDED, Direction
-from jobs.model import Expectation, Missing, Reading
+from jobs.model import Missing, Reading
+from jobs.reviewed import Expectation
 from jobs.verdict import MetricClass
 
 GATING: frozenset[str] = frozenset(
@@ -114,8 +115,18 @@ def matching(expectations: Iterable[Expectation], metric: str, cell: str) -> Exp
 
 
 def allows(declared: Expectation, delta: int | float) -> bool:
-    """Whether a change of `delta` goes the way that was declared; no change is none."""
-    return delta != 0 and declared.change in ("any", "higher" if delta > 0 else "lower")
+    """Whether a change of `delta` goes the way that was declared, and no further; no change is none."""
+    return delta != 0 and not _beyond(declared, delta)
+
+
+def _beyond(declared: Expectation, delta: int | float) -> str:
+    """How a change is not what was declared; empty when it is."""
+    went = "higher" if delta > 0 else "lower"
+    if declared.change not in ("any", went):
+        return f"declared {declared.change}, went {went}"
+    if declared.at_most is not None and abs(delta) > declared.at_most:
+        return f"declared to move by {declared.at_most:,} at most, moved by {abs(delta):,}"
+    return ""
 
 
 def rule(
@@ -140,12 +151,11 @@ def rule(
     klass, why = _moved(metric, base, head, capture_varies=capture_varies)
     if declared is None:
         return Ruling(klass, delta, _join(zero, why))
-    if not allows(declared, delta):
-        went = "higher" if delta > 0 else "lower"
-        return Ruling(klass, delta, _join(zero, f"declared {declared.change}, went {went}", why))
+    if beyond := _beyond(declared, delta):
+        return Ruling(klass, delta, _join(zero, beyond, why))
     if not metric.gating and klass != "regressed":
         return Ruling(klass, delta, _join(zero, f"declared, and {metric.name} {NEVER_GATES}", why))
-    word = "self-declared" if declared.self_declared else "declared"
+    word = "declared by this change" if declared.added else "self-declared" if declared.self_declared else "declared"
     return Ruling("declared", delta, _join(zero, f"{word}: {declared.reason}"))
 
 

@@ -18,7 +18,7 @@ from jobs.contract import IdentityContract
 from jobs.model import Lock, RunRecord
 from jobs.verdict import IdentityClass, IdentityRow
 
-What = Literal["pair", "self", "null"]
+What = Literal["pair", "self", "null", "golden"]
 Place = tuple[int, int]
 """A generation's index and a sequence, both from 0."""
 Number = TypeVar("Number", int, float)
@@ -278,11 +278,11 @@ def _class_of(
     # Both ids of a near tie stand within `band` of the oracle, and base within band / 2 of it, so that base's own gap
     # is at most 2 x band; the contract caps the band. Beyond that no oracle could make it a near tie.
     if gap is not None and gap > 2 * contract.near_tie_cap:
-        return "VIOLATION", f"base's gap there is {gap:.4g}, too clear for a near tie"
+        return "VIOLATION", f"{left.arm}'s gap there is {gap:.4g}, too clear for a near tie"
     known = "is not recorded" if gap is None else f"is {gap:.4g}"
     klass, why = oracle(left, right)
     listed = _listing(left, right, at, contract) if klass == "NEAR_TIE" and contract.near_ties == "listed" else ""
-    return klass, f"base's gap there {known}; {why}{listed}"
+    return klass, f"{left.arm}'s gap there {known}; {why}{listed}"
 
 
 def _listing(left: Stream, right: Stream, at: int, contract: IdentityContract) -> str:

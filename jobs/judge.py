@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from jobs import declared, losses, outcomes, over_batches, stats, wording
+from jobs import declared, goldens, losses, outcomes, over_batches, stats, waivers, wording
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.judge_pair import rows_of_time
@@ -47,22 +47,44 @@ def concluded(doc: JudgeInput, why: str) -> Verdict:
 def _judged(doc: JudgeInput, room: int) -> list[JudgedCell]:
     given = {cell.plan.cell: cell for cell in doc.cells}
     rows = rows_of_time(doc.manifest)
+    in_force = doc.manifest.reviewed.in_force(waivers.day_of(doc.stamp))
+    blessed = goldens.in_force(doc.manifest, doc.retracted_goldens)
     smaller = over_batches.references(doc.manifest)
     judged = []
     for plan in doc.manifest.cells:
         runs, other = _runs(given.get(plan.cell)), smaller.get(plan.cell)
         beside = None if other is None else CellInput(plan=other, runs=_runs(given.get(other.cell)))
         answers = [answer for answer in doc.adjudications if answer.asked.cell == plan.cell]
-        judged.append(judge_cell(doc.manifest, plan, runs, answers, room=room, time_rows=rows, smaller=beside))
+        judged.append(
+            judge_cell(
+                doc.manifest,
+                plan,
+                runs,
+                answers,
+                room=room,
+                time_rows=rows,
+                smaller=beside,
+                waivers=in_force,
+                golden=blessed.get(plan.cell),
+            )
+        )
     return judged
 
 
 def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
+    cells = tuple(cell.verdict for cell in judged)
     findings = outcomes.worst_first(
-        [*_document_findings(doc), *(finding for cell in judged for finding in cell.findings)]
+        [
+            *_document_findings(doc),
+            *declared.findings(doc.manifest, cells),
+            *(finding for cell in judged for finding in cell.findings),
+        ]
     )
     leading = outcomes.leading(findings)
-    cells = tuple(cell.verdict for cell in judged)
+    ruled = (
+        *waivers.reviewed_rows(doc.manifest, doc.stamp, findings, cells),
+        *goldens.reviewed_rows(doc.manifest, cells, doc.retracted_goldens),
+    )
     outcome: Outcome = leading.outcome if leading else "PASS"
     if leading is None and any(cell.outcome == "IMPROVED" for cell in cells):
         outcome = "IMPROVED"
@@ -77,7 +99,8 @@ def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
         cells=cells,
         set_aside=tuple(row for cell in judged for row in cell.set_aside),
         warnings=losses.warnings(cells),
-        notes=declared.notes(doc.manifest, cells),
+        notes=(*declared.notes(doc.manifest, cells), *waivers.notes(ruled)),
+        reviewed=(*declared.reviewed_rows(doc.manifest, cells), *ruled),
         blind_spots=wording.blind_spots(doc, cells),
         cells_expected=len(doc.manifest.cells),
         cells_judged=sum(cell.compared for cell in judged),

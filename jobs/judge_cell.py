@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jobs import compare, gates, judge_pair, judge_runs, losses, outcomes
+from jobs import compare, gates, goldens, judge_pair, judge_runs, losses, outcomes
 from jobs.docket import Docket
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence, set_aside, view, weigh
 from jobs.model import CellInput, CellPlan, Manifest, RunFact
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.over_batches import find_over_batches
+from jobs.reviewed import Golden, Waiver
 from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome, SetAside, TimeRow
 
 DIFFERS = frozenset({"VIOLATION", "SHORT", "LONG", "UNADJUDICATED", "NONDETERMINISTIC"})
@@ -41,14 +42,18 @@ def judge_cell(
     room: int,
     time_rows: int,
     smaller: CellInput | None = None,
+    waivers: Sequence[Waiver] = (),
+    golden: Golden | None = None,
 ) -> JudgedCell:
     """Judge one cell of the manifest; `runs` in block order, without duplicates; `answers` of the oracle about it.
 
     `room`: how many questions the sweep may still ask. `time_rows`: how many rows of time it compares in all.
-    `smaller`: the cell of a smaller batch whose tokens this one's must be, without duplicates.
+    `smaller`: the cell of a smaller batch whose tokens this one's must be, without duplicates. `waivers`: those in
+    force. `golden`: the cell's blessed ids.
     """
     inquiry = Inquiry(plan, manifest.identity, answers, room)
-    return _Cell(manifest, plan, runs, inquiry, time_rows, smaller).judge()
+    docket = Docket(plan.cell, manifest.gate, waivers)
+    return _Cell(manifest, plan, runs, inquiry, docket, time_rows, smaller, golden).judge()
 
 
 class _Cell:
@@ -60,16 +65,19 @@ class _Cell:
         plan: CellPlan,
         runs: Sequence[RunFact],
         inquiry: Inquiry,
+        docket: Docket,
         time_rows: int,
         smaller: CellInput | None,
+        golden: Golden | None,
     ) -> None:
         self.manifest = manifest
         self.plan = plan
         self.contract = manifest.identity.for_cell(plan.prompt, plan.settings.tokens)
-        self.docket = Docket(plan.cell, manifest.gate)
+        self.docket = docket
         self.inquiry = inquiry
         self.time_plan = compare.TimePlan(plan.blocks, time_rows)
         self.smaller = smaller
+        self.golden = golden
         self.arms = self._weighed(plan, runs)
         self.base = next((arm for arm in self.arms if arm.plan.role == "base"), None)
         self.nulls = [arm for arm in self.arms if arm.plan.role == "null"]
@@ -80,6 +88,7 @@ class _Cell:
         self.notes: list[str] = []
         self.self_rows: dict[str, tuple[IdentityRow, ...]] = {}
         self.pair_rows: dict[str, tuple[IdentityRow, ...]] = {}
+        self.golden_rows: tuple[IdentityRow, ...] = ()
         self.planned: set[str] = set()
         """Arms whose plans met base's, where nothing was computed."""
         self.exact: list[MetricRow] = []
@@ -98,6 +107,7 @@ class _Cell:
         if self.smaller is not None and not self.plan.settings.plan_only:
             others = self._weighed(self.smaller.plan, self.smaller.runs)
             find_over_batches(self.docket, self.plan, self.arms, self.smaller.plan, others, self.contract)
+        self._against_golden(strays)
         if self.base is not None:
             for arm in (*self.nulls, *self.others):
                 self._against_base(self.base, arm, vacuous, strays)
@@ -130,6 +140,15 @@ class _Cell:
         throttled = sum(end.word == "throttled" for _, end in arm.ended("measured"))
         if throttled:
             self.notes.append(f"{throttled} runs of {arm.name} ran on a throttled card: their times do not count")
+
+    def _against_golden(self, strays: set[str]) -> None:
+        """Every arm that is what the plan asked for, against the ids that were blessed for the cell."""
+        arms = [arm for arm in self.arms if arm.name not in strays]
+        cards = {str(record.device.get("name", "")) for arm in arms for record in arm.records()}
+        if self.golden is None or self.plan.settings.plan_only:
+            return
+        if not goldens.unfit(self.golden, self.plan, cards, self.contract.scope):
+            self.golden_rows = goldens.judge_golden(self.docket, self.golden, arms, self.contract)
 
     def _against_base(self, base: ArmEvidence, arm: ArmEvidence, vacuous: Sequence[str], strays: set[str]) -> None:
         both = bool(base.records() and arm.records())
@@ -179,6 +198,7 @@ class _Cell:
             capture_varies="capture" in self.manifest.varies and self._capture(base) != self._capture(arm),
         )
         settled = judge_pair.is_settled(self.manifest, self.contract, rows)
+        settled = settled and not self.docket.waives(DIFFERS | {"NEAR_TIE"}, arm.name)
         if lengths is not None and not reason and not settled and self.manifest.gate.exact != "off":
             judge_pair.find_other_lengths(self.docket, self.manifest, arm, lengths)
         null = self.nulls[0] if self.nulls else None
@@ -226,10 +246,12 @@ class _Cell:
             model=self.plan.model,
             prompt=self.plan.prompt,
             arms=tuple(view(arm, self.plan.config) for arm in self.arms),
-            identity=tuple(row for rows in (*self.pair_rows.values(), *self.self_rows.values()) for row in rows),
+            identity=tuple(
+                row for rows in (*self.pair_rows.values(), self.golden_rows, *self.self_rows.values()) for row in rows
+            ),
             witnesses=tuple(row for arm in self.arms for row in arm.witnesses),
             invariants=tuple(row for arm in self.arms for row in arm.invariants),
-            exact=tuple(self.exact),
+            exact=tuple(_marked(row, findings) for row in self.exact),
             time=tuple(self.time),
             losses=losses.rows(self.arms),
             notes=(*self.notes, *self._margin_notes()),
@@ -248,3 +270,10 @@ class _Cell:
         """Sweep files may not ask for a margin band; manifests of before that was refused may hold one."""
         locks = [lock for lock in self.plan.locks if lock.margin is not None]
         return [f"{len(locks)} locks have a margin band, which needs an oracle: not checked"] if locks else []
+
+
+def _marked(row: MetricRow, findings: Sequence[Finding]) -> MetricRow:
+    """A row with a word that what was found of it is waived."""
+    if row.klass == "same" or not any(finding.was and finding.metric == row.metric for finding in findings):
+        return row
+    return row.model_copy(update={"note": "; ".join(part for part in (row.note, "waived") if part)})

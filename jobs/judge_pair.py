@@ -172,6 +172,7 @@ def judge_exact(
                 remedy=declared.remedy(manifest, base.plan, plan.cell, row) if row.klass == "regressed" else "",
                 run_ids=row.run_ids,
                 share=wording.share(row),
+                metric=row.metric,
             )
         elif row in absent:
             message = f"{row.metric} gates and could not be compared: {_absence(row, base, head)}"
@@ -222,6 +223,7 @@ def find_varying(docket: Docket, arm: ArmEvidence) -> None:
             run_ids=[record.run_id for record in arm.records()],
             of_base=arm.plan.role in ("base", "null"),
             note=name not in gates.GATING,
+            metric=name,
         )
 
 
@@ -235,6 +237,7 @@ def find_null_differences(docket: Docket, base: ArmEvidence, null: ArmEvidence) 
             arm=null.name,
             run_ids=[record.run_id for record in (*base.records(), *null.records())],
             of_base=True,
+            metric=name,
         )
 
 
@@ -260,7 +263,9 @@ def judge_time(
         if row.klass == "WORSE":
             message = f"{row.metric} is {wording.number(row.ratio)} times base's over {row.blocks} blocks"
             share = None if isinstance(row.ratio, Missing) else row.ratio - 1
-            docket.add("TIME_WORSE", "time", message, arm=head.name, run_ids=row.run_ids, share=share)
+            docket.add(
+                "TIME_WORSE", "time", message, arm=head.name, run_ids=row.run_ids, share=share, metric=row.metric
+            )
         elif row.klass in open_ and manifest.gate.time == "block":
             remedy = "Give the sweep more blocks, a null arm and a quiet card, or let time advise."
             message = f"time gates and {row.metric} is not decided: {row.note}"

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from jobs.contract import IdentityContract
 from jobs.document import Document
 from jobs.near_tie import Adjudication
+from jobs.reviewed import Expectation, Reviewed
 
 # ---- readings ----------------------------------------------------------------------------------------------------
 
@@ -62,27 +63,6 @@ class Lock(Document):
     allowed: tuple[int, ...] = ()
     margin: tuple[float, float] | None = None
     tripwire: bool = False
-
-
-class Expectation(Document):
-    """A declared, reviewed change of an exact metric: shown as declared, accepted by the gate.
-
-    `self_declared`: read from the tree that the sweep was started in, which is the one under test, and not from base's.
-    """
-
-    metric: str
-    cell: str = "*"
-    change: Literal["lower", "higher", "any"] = "any"
-    reason: str
-    self_declared: bool = False
-
-    @model_serializer(mode="wrap")
-    def _without_base_origin(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written as before origins were told where base is the origin: stored manifests keep their digests."""
-        fields: dict[str, Any] = serialize(self)
-        if not self.self_declared:
-            fields.pop("self_declared", None)
-        return fields
 
 
 class BuildFailure(Document):
@@ -255,6 +235,7 @@ class Manifest(Document):
     limits: Limits = Limits()
     expectations: tuple[Expectation, ...] = ()
     proposed: tuple[Expectation, ...] = ()  # in the file on disk and not in base's: shown, and not in force
+    reviewed: Reviewed = Reviewed()
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
@@ -264,6 +245,8 @@ class Manifest(Document):
         fields: dict[str, Any] = serialize(self)
         if not self.proposed:
             fields.pop("proposed", None)
+        if self.reviewed.is_empty:
+            fields.pop("reviewed", None)
         return fields
 
 
@@ -470,6 +453,7 @@ class JudgeInput(Document):
     manifest_digest: str
     cells: tuple[CellInput, ...]
     adjudications: tuple[Adjudication, ...] = ()  # answers to what the judge asked for
+    retracted_goldens: dict[str, str] = {}  # id -> why, of goldens whose runs were retracted since
     stamp: Stamp
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
@@ -478,6 +462,7 @@ class JudgeInput(Document):
     def _without_absent_answers(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written as before the judge could ask where it did not: inputs of stored verdicts keep their digests."""
         fields: dict[str, Any] = serialize(self)
-        if not self.adjudications:
-            fields.pop("adjudications", None)
+        for name in ("adjudications", "retracted_goldens"):
+            if not getattr(self, name):
+                fields.pop(name, None)
         return fields

@@ -25,6 +25,7 @@ EXIT_WHEN_BLOCKING = MappingProxyType[Outcome, int](
         "BROKEN_INVARIANT": 1,
         "BUILD_FAILED": 1,  # of head; of base 3, see `exit_for`
         "REGRESSED": 1,
+        "NOT_AS_DECLARED": 1,
         "TIME_WORSE": 1,
         "INFRASTRUCTURE": 4,
         "NOT_COMPARABLE": 3,
@@ -32,12 +33,18 @@ EXIT_WHEN_BLOCKING = MappingProxyType[Outcome, int](
         "CONTAMINATED": 3,
         "VACUOUS": 3,
         "NEAR_TIE": 3,
+        "WAIVED": 0,
         "DECLARED": 0,
         "IMPROVED": 0,
         "PASS": 0,
     }
 )
 """Worst first within one code: the order in which findings are shown and an outcome is chosen."""
+
+WAIVABLE: frozenset[Outcome] = frozenset(
+    {outcome for outcome, code in EXIT_WHEN_BLOCKING.items() if code == 1} - {"BUILD_FAILED"} | {"NEAR_TIE"}
+)
+"""What a waiver may accept: a finding. That nothing was proven, or that a host failed, no file can make good."""
 
 FOLD_ORDER = (2, 1, 4, 3, 0)
 """Exit codes, the one that wins first: a usage error, a finding, a fault of ours, no answer, pass."""

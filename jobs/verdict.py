@@ -31,6 +31,7 @@ Outcome = Literal[
     "PASS",
     "IMPROVED",
     "DECLARED",
+    "WAIVED",
     "NEAR_TIE",
     "VIOLATION",
     "SHORT",
@@ -38,6 +39,7 @@ Outcome = Literal[
     "UNADJUDICATED",
     "NONDETERMINISTIC",
     "REGRESSED",
+    "NOT_AS_DECLARED",
     "BUILD_FAILED",
     "BROKEN_INVARIANT",
     "VACUOUS",
@@ -52,7 +54,8 @@ Outcome = Literal[
 class Finding(Document):
     """One thing to know, with what it does to the exit code (0 when it only advises).
 
-    `log` is the end of what a program printed, where that is what tells; `share` ranks findings of one outcome.
+    `log` is the end of what a program printed, where that is what tells; `share` ranks findings of one outcome. One
+    that is waived has the outcome WAIVED, with its own in `was` and its waiver's id.
     """
 
     outcome: Outcome
@@ -65,13 +68,19 @@ class Finding(Document):
     run_ids: tuple[str, ...] = ()
     log: str = ""
     share: float | None = None  # of a figure that moved: (head - base) / base; absent without a figure or a base of 0
+    metric: str = ""  # which figure moved; empty where it is none
+    was: Outcome | None = None
+    waiver: str = ""
 
     @model_serializer(mode="wrap")
-    def _without_absent_share(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written as before shares were told where there is none."""
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before shares, metrics and waivers were told where there is none."""
         fields: dict[str, Any] = serialize(self)
         if self.share is None:
             fields.pop("share", None)
+        for name in ("metric", "was", "waiver"):
+            if not getattr(self, name):
+                fields.pop(name, None)
         return fields
 
 
@@ -81,7 +90,7 @@ class IdentityRow(Document):
     klass: IdentityClass = Field(alias="class")
     left: str  # "base" or "head gen 2 run 1"
     right: str
-    what: Literal["pair", "self", "null"]
+    what: Literal["pair", "self", "null", "golden"]
     compared: int  # ids compared
     common_prefix: int
     left_length: int
@@ -187,6 +196,21 @@ class SetAside(Document):
     reason: str
 
 
+class ReviewedRow(Document):
+    """An entry of a reviewed file and what came of it: in which cells it was used, or why it was not."""
+
+    kind: Literal["expectation", "waiver", "golden"]
+    state: Literal["used", "unused", "expired", "not in force", "retracted"]
+    scope: str
+    reason: str
+    id: str = ""
+    by: str = ""
+    evidence: str = ""
+    until: str = ""
+    cells: tuple[str, ...] = ()
+    why: str = ""
+
+
 class LossRow(Document):
     """What an arm of a cell lost to its card: attempts set aside as contaminated, runs kept without their times."""
 
@@ -270,6 +294,7 @@ class Verdict(Document):
     blind_spots: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()  # what makes the comparison itself doubtful, whatever its outcome
     notes: tuple[str, ...] = ()  # on the sweep as a whole
+    reviewed: tuple[ReviewedRow, ...] = ()  # every entry of the reviewed files, used or not
     cells_expected: int
     cells_judged: int
     varies: tuple[str, ...] = ()
@@ -292,7 +317,7 @@ class Verdict(Document):
     def _without_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written as before sweeps had notes, warnings or a rate of false alarms where there is none."""
         fields: dict[str, Any] = serialize(self)
-        for name in ("notes", "warnings", "time_false_alarms"):
+        for name in ("notes", "warnings", "reviewed", "time_false_alarms"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields

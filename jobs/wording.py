@@ -18,6 +18,7 @@ REMEDY = MappingProxyType[Outcome, str](
         "BROKEN_INVARIANT": "The record contradicts itself: mend the counters or the accounting behind them.",
         "BUILD_FAILED": "Mend what the build's log names, or the build command in the sweep file; then run it again.",
         "REGRESSED": "Mend the regression, or declare the change in the expectations file with a reason.",
+        "NOT_AS_DECLARED": "Take the declaration out of the expectations file, or make it what the change does.",
         "TIME_WORSE": "Profile the slower arm; rerun with more blocks if in doubt.",
         "INFRASTRUCTURE": "Mend the host or the worker, then run the sweep anew.",
         "NOT_COMPARABLE": "Make the arms equal in what the sweep does not vary, then run it again.",
@@ -25,6 +26,7 @@ REMEDY = MappingProxyType[Outcome, str](
         "CONTAMINATED": "Free the card of other work, then run the sweep anew.",
         "VACUOUS": "Choose a scenario in which the changed path runs, or mend the path so that it does.",
         "NEAR_TIE": "Look at both distances; allow near ties in the contract only if the change may reorder sums.",
+        "WAIVED": "Mend it before its waiver ends.",
         "DECLARED": "Check that the declared change is the one that was meant.",
         "IMPROVED": "Nothing to do: merge when the review is done.",
         "PASS": "Nothing to do: merge when the review is done.",
@@ -78,7 +80,7 @@ def headline(outcome: Outcome, first: Finding | None, findings: Sequence[Finding
     if first is not None:
         others = sum(1 for finding in findings if finding is not first and finding.exit_code)
         more = f" ({others} more finding{'s' * (others > 1)})" if others else ""
-        advised = "" if first.exit_code or first.outcome == "DECLARED" else " (advises only)"
+        advised = "" if first.exit_code or first.outcome in ("DECLARED", "WAIVED") else " (advises only)"
         place = f"In {first.cell}: " if first.cell else ""
         return f"{place}{first.message}{advised}{more}"
     where = f"in {len(cells)} cells" if len(cells) > 1 else f"in {cells[0].cell}"
@@ -110,6 +112,8 @@ def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...
     plans = doc.manifest.cells
     answered = any(not answer.failure for answer in doc.adjudications)
     asked = "the oracle was asked about differences alone" if answered else "no oracle was run"
+    if golden := [cell.cell for cell in cells if any(row.what == "golden" for row in cell.identity)]:
+        asked = f"a golden was held against {len(golden)} of {len(cells)} cells, and beyond it {asked}"
     spots = [f"Base and head agreeing does not make the tokens correct: {asked}."]
     if any(plan.settings.plan_only for plan in plans):
         spots = ["Nothing was computed: plans, bytes and captures are exact, and of tokens nothing is known."]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final, Literal
 from urllib.parse import quote
 
@@ -25,7 +26,7 @@ from reports import explain, markdown, text, tiles
 from reports.blocks import Name, Section, Strong, words
 from reports.escape import clip, slug, visible
 from reports.format import plural
-from reports.sections import blind, capture, headline, hygiene, identity, stamp, time, traffic, witnesses
+from reports.sections import blind, capture, headline, hygiene, identity, reviewed, stamp, time, traffic, witnesses
 from reports.view import CellView, Scope, SweepView, build_cell
 from reports.wording import OUTCOMES, gloss
 
@@ -34,7 +35,7 @@ Form = Literal["comment", "html", "json", "text"]
 COMMENT_LIMIT: Final = 65_536  # a GitHub comment's body, characters
 COMMENT_FLOOR: Final = 800  # below this not even the shortest form is sure to fit
 _HERE: Final = Path(__file__).parent
-_SECTIONS: Final = (identity, witnesses, traffic, capture, time, hygiene, blind, stamp)
+_SECTIONS: Final = (identity, witnesses, traffic, capture, time, reviewed, hygiene, blind, stamp)
 _LADDER: Final = ((8, 20, 200), (6, 20, 60), (4, 12, 25), (4, 12, 0), (2, 6, 0))  # cells, rows, rows behind folds
 _WORST: Final = (50, 20, 10, 5, 3, 1)
 _PAGE_CELLS: Final = 8
@@ -111,6 +112,11 @@ def is_ours(report: Path) -> bool:
     return (_GENERATOR if report.suffix == ".html" else "<!-- assay:").encode() in head
 
 
+def _sections(view: SweepView) -> Iterable[ModuleType]:
+    """The sections that a verdict has: without reviewed files there is nothing to say of them."""
+    return (module for module in _SECTIONS if module is not reviewed or view.verdict.reviewed)
+
+
 # ---- comment -----------------------------------------------------------------------------------------------------
 
 
@@ -148,7 +154,7 @@ def _forms(view: SweepView, report_url: str | None) -> Iterable[Callable[[], str
 
 def _full(view: SweepView, scope: Scope, report_url: str | None) -> str:
     folded = scope.deep > 0
-    parts = [module.build(view, scope) for module in (headline, *_SECTIONS)]
+    parts = [module.build(view, scope) for module in (headline, *_sections(view))]
     bodies = [markdown.section(part, folded=folded) for part in parts]
     return _framed(view, bodies, "" if folded else _elsewhere(view, report_url), report_url)
 
@@ -211,7 +217,7 @@ def _text(view: SweepView) -> str:
         text.wrap(f"Next: {visible(verdict.next_step)}"),
         text.wrap(text.inline(headline.counts(view))),
     ]
-    modules = (headline, *_SECTIONS)
+    modules = (headline, *_sections(view))
     bodies = [text.section(module.build(view, scope), folded=module in (headline, stamp, blind)) for module in modules]
     return "\n\n".join([*head, *bodies]) + "\n"
 
@@ -222,7 +228,7 @@ def _text(view: SweepView) -> str:
 def _page(view: SweepView, style: str | None, href: Callable[[str], str] | None) -> str:
     cells = view.first_cells(_PAGE_CELLS)
     scope = Scope(cells, _PAGE_ROWS, _PAGE_ROWS, len(view.cells) - len(cells))
-    sections = [module.build(view, scope) for module in (headline, *_SECTIONS)]
+    sections = [module.build(view, scope) for module in (headline, *_sections(view))]
     figures = tiles.of_cell(cells[0]) if scope.is_single else tiles.of_sweep(view)
     verdict = view.verdict
     return _html("page.html.j2", view, sections, figures, style, href, name=verdict.sweep, outcome=verdict.outcome)
@@ -230,7 +236,7 @@ def _page(view: SweepView, style: str | None, href: Callable[[str], str] | None)
 
 def _cell_page(view: SweepView, cell: CellView, doc: JudgeInput | None) -> str:
     scope = Scope((cell,), _PAGE_ROWS, _PAGE_ROWS)
-    sections = [module.build(view, scope) for module in _SECTIONS if module is not stamp]
+    sections = [module.build(view, scope) for module in _sections(view) if module is not stamp]
     if doc is not None:
         sections += explain.sections(view.verdict, doc, cell.name)
     sections.append(stamp.build(view, scope))

@@ -83,11 +83,16 @@ def check_expectations(form: ExpectationsForm, source: Source) -> None:
         raise first_of(faults)
 
 
+def known_metric(name: str) -> bool:
+    """Whether a registry holds a counter or metric of that name."""
+    return name in METRICS or name in COUNTERS
+
+
 def _undeclarable(name: str) -> tuple[str, str] | None:
     """What is wrong with a metric that cannot be declared, and what to declare in its place."""
     if name in gates.DECLARABLE:
         return None
-    if name not in METRICS and name not in COUNTERS:
+    if not known_metric(name):
         return f"unknown metric {name!r}", nearest(name, gates.DECLARABLE)
     if name not in gates.EXACT:
         return f"{name} is a time: only exact counters can be declared", "leave it out; gate.time says what times do"

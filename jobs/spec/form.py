@@ -181,6 +181,7 @@ class ExpectationForm(Form):
     metric: Text
     cell: Text = "*"
     change: Literal["lower", "higher", "any"] = "any"
+    at_most: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     reason: Text
 
 
@@ -210,3 +211,5 @@ class SweepForm(Form):
     cards: CardsForm = CardsForm()
     locks: tuple[LockForm, ...] = ()
     expectations: Text | None = None
+    waivers: Text | None = None
+    goldens: Text | None = None

@@ -15,7 +15,6 @@ from jobs.model import (
     ArmPlan,
     BuildPlan,
     CellPlan,
-    Expectation,
     Gate,
     Invariant,
     Limits,
@@ -25,13 +24,13 @@ from jobs.model import (
     Witness,
 )
 from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel, Resolver
-from jobs.spec.checks import AXES_APART, check_expectations, check_sweep, merged, role_of
+from jobs.spec.checks import AXES_APART, check_sweep, merged, role_of
 from jobs.spec.faults import parse
 from jobs.spec.fits import model_bounds
-from jobs.spec.form import ExpectationForm, ExpectationsForm, Scalar, SweepForm
+from jobs.spec.form import Scalar, SweepForm
 from jobs.spec.requests import check_requests, config_place
-from jobs.spec.reviewed import expectations_at
-from jobs.spec.yaml_lines import MOST_FILE_BYTES, Path_, Source, read_lines, too_large
+from jobs.spec.reviewed import OnDisk, expectations, load_reviewed, reviewed
+from jobs.spec.yaml_lines import Path_, Source, read_file
 
 P = TypeVar("P", ArmPlan, CellPlan)
 
@@ -46,26 +45,16 @@ class SweepSpec:
     form: SweepForm
     source: Source
     folder: Path
-    expectations: tuple[ExpectationForm, ...] = ()
+    disk: OnDisk
 
 
 def load(path: Path) -> SweepSpec:
     """Read and check a sweep file. Raises SpecError with file, line and remedy."""
-    source = _read(path, "give the path of a sweep file; sweeps/ has examples")
+    source = read_file(path, "give the path of a sweep file; sweeps/ has examples")
     form = parse(SweepForm, source)
     check_sweep(form, source)
     folder = path.resolve().parent
-    if form.expectations is None:
-        return SweepSpec(form, source, folder)
-    try:
-        reviewed = _read(folder / form.expectations, "create it, or remove the key")
-    except SpecError as error:
-        if error.line is None:
-            raise source.error(("expectations",), error.message, error.remedy) from error
-        raise
-    declared = parse(ExpectationsForm, reviewed)
-    check_expectations(declared, reviewed)
-    return SweepSpec(form, source, folder, declared.expectations)
+    return SweepSpec(form, source, folder, load_reviewed(form, source, folder))
 
 
 def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
@@ -83,7 +72,9 @@ def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
     written = tuple(_with_file(spec, arm, arm.name) for arm in written)
     arms = tuple(_resolved(spec, arm, resolver) for arm in written)
     common = form.model_dump(mode="python")
-    declared = _expectations(spec, next(arm for arm in arms if arm.role == "base"))
+    base, head = (next((arm for arm in arms if arm.role == role), None) for role in ("base", "head"))
+    assert base is not None
+    declared, proposed = expectations(form, spec.folder, spec.disk, base, head)
     return Manifest(
         name=form.sweep,
         description=form.description,
@@ -95,41 +86,9 @@ def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
         identity=IdentityContract(**common["identity"]),
         limits=Limits(**common["limits"]),
         expectations=declared,
-        proposed=_proposed(spec, declared),
+        proposed=proposed,
+        reviewed=reviewed(form, spec.folder, spec.disk, base),
     )
-
-
-def _expectations(spec: SweepSpec, base: ArmPlan) -> tuple[Expectation, ...]:
-    """What is declared, read at base's commit where base is a git ref; else the tree's own word, and marked so."""
-    if spec.form.expectations is None:
-        return ()
-    if base.source.startswith("git:") and base.commit is not None:
-        found = expectations_at(base.commit, spec.folder / spec.form.expectations)
-        if found is not None:
-            return tuple(Expectation(**row.model_dump()) for row in found)
-    return tuple(Expectation(**row.model_dump(), self_declared=True) for row in spec.expectations)
-
-
-def _proposed(spec: SweepSpec, declared: Sequence[Expectation]) -> tuple[Expectation, ...]:
-    """What the file on disk declares and base's does not, reasons apart."""
-    known = {(row.metric, row.cell, row.change) for row in declared}
-    return tuple(
-        Expectation(**row.model_dump()) for row in spec.expectations if (row.metric, row.cell, row.change) not in known
-    )
-
-
-def _read(path: Path, remedy: str) -> Source:
-    try:
-        with path.open("rb") as stream:
-            data = stream.read(MOST_FILE_BYTES + 1)
-        if len(data) > MOST_FILE_BYTES:
-            raise too_large(str(path))
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SpecError("the file is not UTF-8 text", "save it as UTF-8", file=str(path)) from error
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror or error}", remedy) from error
-    return read_lines(text, str(path))
 
 
 def _axis(form: SweepForm, axis: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -86,6 +87,21 @@ for _tag, _pattern, _first in (
 ):
     SCALARS[_tag] = re.compile(_pattern, re.ASCII)
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list(_first))
+
+
+def read_file(path: Path, remedy: str) -> Source:
+    """Read and parse one YAML file. Raises SpecError; `remedy` is for a file that cannot be opened."""
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MOST_FILE_BYTES + 1)
+        if len(data) > MOST_FILE_BYTES:
+            raise too_large(str(path))
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SpecError("the file is not UTF-8 text", "save it as UTF-8", file=str(path)) from error
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror or error}", remedy) from error
+    return read_lines(text, str(path))
 
 
 def read_lines(text: str, file: str) -> Source:

@@ -21,7 +21,12 @@ from reports.format import integer, plural
 from reports.view import CellView, Scope, SweepView
 
 _WINDOWS = 3  # differences shown in full; a broken head differs in every run and generation alike
-_KINDS = {"pair": "base against head", "self": "an arm against itself", "null": "base against base again"}
+_KINDS = {
+    "pair": "base against head",
+    "self": "an arm against itself",
+    "null": "base against base again",
+    "golden": "an arm against the golden",
+}
 
 
 def build(view: SweepView, scope: Scope) -> Section:
@@ -59,10 +64,12 @@ def _summary(items: list[Comparison], scope: Scope, fault: str) -> Inlines:
     ids = plural(sum(item.row.compared for item in pairs), "id")
     elsewhere = f" in the {plural(len(scope.cells), 'cell')} shown" if scope.left_out else ""
     state = words(State("wrong", "bad"), f": {fault}. Identical") if fault else words(State("identical", "good"))
+    blessed = sum(item.row.what == "golden" for item in items)
+    golden = f"{integer(blessed)} of an arm with the golden, " if blessed else ""
     return words(
         *state,
         f" in all {plural(len(items), 'comparison')}{elsewhere}: {integer(len(pairs))} of base and head ({ids}), "
-        f"{integer(len(items) - len(pairs))} of an arm with itself or of base with base again.",
+        f"{golden}{integer(len(items) - len(pairs) - blessed)} of an arm with itself or of base with base again.",
     )
 
 

@@ -21,7 +21,8 @@ from jobs.compare import (
 )
 from jobs.gates import EXACT, GATING, exact_metric, matching, rule
 from jobs.metrics import NOT_RECORDED, readings
-from jobs.model import Expectation, Generation, Missing, Reading, RunRecord
+from jobs.model import Generation, Missing, Reading, RunRecord
+from jobs.reviewed import Expectation
 from jobs.verdict import MetricRow, TimeRow
 
 HTOD = exact_metric("htod_bytes")

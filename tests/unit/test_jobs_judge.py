@@ -9,7 +9,8 @@ import pytest
 from jobs.judge import concluded, judge
 from jobs.judge_arm import _top_keys
 from jobs.judge_pair import rows_of_time
-from jobs.model import Expectation, Gate, JudgeInput, KeyBytes, Lock, RunSettings, Witness
+from jobs.model import Gate, JudgeInput, KeyBytes, Lock, RunSettings, Witness
+from jobs.reviewed import Expectation
 from jobs.verdict import CellVerdict, IdentityRow, MetricRow, Verdict
 
 

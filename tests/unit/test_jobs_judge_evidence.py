@@ -13,7 +13,8 @@ from jobs.contract import IdentityContract
 from jobs.docket import EVIDENCE
 from jobs.gates import CLOSING, GATING
 from jobs.judge import judge, stamped
-from jobs.model import Equation, Expectation, Gate, Interval, JudgeInput, Missing, RunSettings
+from jobs.model import Equation, Gate, Interval, JudgeInput, Missing, RunSettings
+from jobs.reviewed import Expectation
 from jobs.verdict import MetricRow, Verdict
 
 EVERY = Gate(identity="advise", exact="advise", time="advise")

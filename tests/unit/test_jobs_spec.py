@@ -216,8 +216,10 @@ def every_key(form: type[BaseModel]) -> set[tuple[str, str]]:
 def test_the_documented_example_loads_and_holds_every_key(checkout: Path, tmp_path: Path) -> None:
     example, expectations = yaml_blocks(checkout)
     write(tmp_path, expectations, "expected-changes.yaml")
+    write(tmp_path, "waivers: []", "waivers.yaml")
+    write(tmp_path, "goldens: []", "goldens.yaml")
     spec = load(write(tmp_path, example))
-    assert [row.metric for row in spec.expectations] == ["htod_bytes"]
+    assert [row.metric for row in spec.disk.expectations] == ["htod_bytes"]
     missing = every_key(SweepForm) - keys_below(SweepForm, spec.source.values)
     assert missing == {("LockForm", "margin")}, "it is refused, see UNBUILT"
     assert {name for _, name in every_key(ExpectationForm)} - set(re.findall(r"\w+(?=:)", expectations)) == set()

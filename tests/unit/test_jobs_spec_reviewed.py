@@ -42,6 +42,16 @@ class OneCommit:
         return ResolvedArm(Path("/trees"), "tree", self.commit)
 
 
+@dataclass(frozen=True)
+class TwoCommits(OneCommit):
+    """Base is one commit, head another."""
+
+    head: str = ""
+
+    def arm(self, name: str, source: ArmSource) -> ResolvedArm:
+        return ResolvedArm(Path("/trees"), "tree", self.head if name == "head" else self.commit)
+
+
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository whose one commit holds a sweep below sweeps/, without its expectations."""
@@ -89,6 +99,31 @@ def test_a_sweep_outside_bases_repository_is_self_declared(repository: Path, tmp
     (tmp_path / "changes.yaml").write_text(ROW.format("htod_bytes"))
     manifest = plan(load(tmp_path / "gate.yaml"), OneCommit(commit))
     assert [row.self_declared for row in manifest.expectations] == [True]
+
+
+@pytest.mark.parametrize("bound", ["change: higher", "at_most: 3"])
+def test_what_the_change_adds_and_bounds_is_in_force_before_bases_rows(repository: Path, bound: str) -> None:
+    reviewed = repository / "sweeps/changes.yaml"
+    reviewed.write_text(ROW.format("step_kernels"))
+    commit = _commit(repository)
+    reviewed.write_text(ROW.format("step_kernels") + f"  - {{metric: segments, {bound}, reason: mine}}\n")
+    manifest = _planned(repository, commit)
+    told = [(row.metric, row.self_declared, row.added) for row in manifest.expectations]
+    assert told == [("segments", True, True), ("step_kernels", False, False)]
+    assert manifest.proposed == ()
+    assert Manifest.model_validate_json(manifest.canonical()) == manifest
+
+
+def test_of_a_head_that_is_a_ref_the_file_of_its_commit_counts(repository: Path) -> None:
+    base = _git(repository, "rev-parse", "HEAD").strip()
+    text = SWEEP.format(base='"git:main"').replace("{source: checkout}", '{source: "git:topic"}')
+    (repository / "sweeps/gate.yaml").write_text(text)
+    reviewed = repository / "sweeps/changes.yaml"
+    reviewed.write_text("expectations: [{metric: segments, change: higher, reason: mine}]\n")
+    head = _commit(repository)
+    reviewed.write_text("expectations: [{metric: fallbacks, change: higher, reason: not committed}]\n")
+    manifest = plan(load(repository / "sweeps/gate.yaml"), TwoCommits(base, head))
+    assert [row.metric for row in manifest.expectations] == ["segments"]
 
 
 def test_a_broken_file_at_base_is_said_with_its_commit(repository: Path) -> None:
