@@ -157,15 +157,14 @@ def invalid_figures(record: RunRecord) -> list[str]:
 
     The flags of a record say what could not be kept as it came; gaps among them are `non_finite_logits`.
     """
-    faults = [f"{name} is {value}" for name, value in sorted(record.counters.items()) if not _possible(name, value)]
+    faults = [f"{name} is {value}" for name, value in _impossible(record.counters)]
     faults += [f"fact {name} is {value}" for name, value in sorted(record.facts.items()) if not _possible_fact(value)]
     for generation in record.generations:
         where = f"generation {generation.number}"
         faults += [
             f"{where}: {phase} {name} is {value}"
             for phase, counters in sorted(generation.counters.items())
-            for name, value in sorted(counters.items())
-            if not _possible(name, value)
+            for name, value in _impossible(counters)
         ]
         if generation.prefill_ns < 0 or min(generation.step_ns, default=0) < 0:
             faults.append(f"{where}: a negative time")
@@ -313,9 +312,13 @@ def _possible_fact(value: int | float | str) -> bool:
     return is_finite(value) and abs(value) <= MOST
 
 
+def _impossible(counters: Mapping[str, Reading]) -> list[tuple[str, Reading]]:
+    """Counters whose value cannot be, by name; of whole numbers that a store holds every one can."""
+    odd = [(name, value) for name, value in counters.items() if not (type(value) is int and 0 <= value <= MOST)]
+    return sorted((name, value) for name, value in odd if not _possible(name, value))
+
+
 def _possible(name: str, value: Reading) -> bool:
-    if type(value) is int and 0 <= value <= MOST:
-        return True
     if isinstance(value, Missing):
         return not value.missing.startswith(IMPOSSIBLE)
     if not is_finite(value) or abs(value) > MOST:
@@ -348,7 +351,7 @@ def _equation(name: str, text: str, values: Mapping[str, Reading]) -> Evaluated:
         return Evaluated(name, None, False, f"not evaluated: {missing.missing}")
     relation, (lhs, rhs) = (parts[1], known) if parts else ("==", (int(known[0] is True), 1))
     holds = _RELATIONS[relation](lhs, rhs)
-    return Evaluated(name, Equation(name=name, text=text, relation=relation, lhs=lhs, rhs=rhs, holds=holds), holds)
+    return Evaluated(name, Equation.made(name=name, text=text, relation=relation, lhs=lhs, rhs=rhs, holds=holds), holds)
 
 
 def _sums(record: RunRecord) -> list[Evaluated]:
@@ -383,4 +386,4 @@ def _closed(text: str, total: Reading, parts: int | float, row: str = "") -> Eva
     if not is_finite(total) or not is_finite(parts):
         return Evaluated(name, None, False, "not evaluated: not a number")
     holds = total == parts
-    return Evaluated(name, Equation(name=name, text=text, relation="==", lhs=total, rhs=parts, holds=holds), holds)
+    return Evaluated(name, Equation.made(name=name, text=text, relation="==", lhs=total, rhs=parts, holds=holds), holds)

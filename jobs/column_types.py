@@ -45,6 +45,12 @@ class UtcTime(TypeDecorator[datetime]):
         return None if value is None else datetime.strptime(value, "%Y-%m-%dT%H:%M:%S.%fZ").replace(tzinfo=UTC)
 
 
+class Canonical(str):
+    """JSON that is text already, in the form of `StrictJson`."""
+
+    __slots__ = ()
+
+
 class StrictJson(TypeDecorator[Any]):
     """A JSON document as ASCII text; NaN and infinity raise, so that they are dealt with before."""
 
@@ -52,7 +58,9 @@ class StrictJson(TypeDecorator[Any]):
     cache_ok = True
 
     def process_bind_param(self, value: Any, dialect: Dialect) -> str | None:
-        return None if value is None else json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        if value is None or isinstance(value, Canonical):
+            return value
+        return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
         return None if value is None else json.loads(value)

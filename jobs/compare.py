@@ -71,11 +71,16 @@ class Standing:
     capture_varies: bool = False  # the arms were asked for another capture setting on purpose
 
 
+_PLAIN = Standing()
+
+
 def measured_arm(name: str, runs: Sequence[MeasuredRun]) -> MeasuredArm:
     """An arm's values: the one value of all its runs, a median for times, or Missing with the range."""
     names = sorted({name for run in runs for name in run.readings})
-    exact = runs[:1] if all(run.repeats for run in runs[1:]) else runs
-    values = {name: _arm_value(name, runs if name in CLOCKED else exact) for name in names}
+    alike = all(run.repeats for run in runs[1:])
+    values = {
+        name: runs[0].readings[name] if alike and name not in CLOCKED else _arm_value(name, runs) for name in names
+    }
     return MeasuredArm(name, tuple(runs), values)
 
 
@@ -88,14 +93,15 @@ def exact_rows(
     stepped = any(len(g.ids) > 1 for arm in (base, head) for run in arm.runs for g in run.record.generations)
     rows = []
     run_ids = _run_ids(base, head)
-    for name in sorted(names, key=lambda name: (name not in gates.GATING, name)):
-        metric, mine, theirs = gates.exact_metric(name), base.value(name), head.value(name)
+    for name in (*sorted(names & gates.GATING), *sorted(names - gates.GATING)):
+        metric = gates.exact_metric(name)
+        mine, theirs = base.values.get(name, NOT_RECORDED), head.values.get(name, NOT_RECORDED)
         asked = stepped or name not in gates.STEP_METRICS or {mine, theirs} != {NOT_RECORDED}
         ruling = gates.rule(
             metric, mine, theirs, gates.matching(declared, name, cell), capture_varies=standing.capture_varies
         )
         rows.append(
-            MetricRow(
+            MetricRow.made(
                 metric=name,
                 unit=metric.unit,
                 direction=metric.direction,
@@ -116,7 +122,7 @@ def varying(arm: MeasuredArm) -> dict[str, Missing]:
     return {
         name: value
         for name, value in arm.values.items()
-        if isinstance(value, Missing) and value.missing.startswith("varies") and name in _exact_names(arm)
+        if type(value) is Missing and value.missing.startswith("varies") and name in _exact_names(arm)
     }
 
 
@@ -153,10 +159,8 @@ def _exact_names(arm: MeasuredArm) -> set[str]:
 
 def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:
     values = [run.readings.get(name, NOT_RECORDED) for run in runs]
-    if len(values) == 1:
-        return values[0]
-    absent = next((value for value in values if isinstance(value, Missing)), None)
-    numbers = [value for value in values if not isinstance(value, Missing)]
+    absent = next((value for value in values if type(value) is Missing), None)
+    numbers = [value for value in values if type(value) is not Missing]
     if absent is not None and not numbers:
         return absent
     if name in CLOCKED:
@@ -183,6 +187,8 @@ def _standing_class(klass: MetricClass, standing: Standing) -> MetricClass:
 
 def _note(own: str, standing: Standing, *, gain: bool) -> str:
     """`gain`: the figures alone would be one."""
+    if standing == _PLAIN:
+        return own
     mark = DIFFERENT_WORK if standing.different_work else NEAR_TIE if gain and standing.near_tie else ""
     return "; ".join(part for part in (standing.prefix, standing.unjudged, mark, own) if part)
 
@@ -238,7 +244,7 @@ def _why_no_time(name: str, base: MeasuredArm, head: MeasuredArm) -> TimeClass:
     readings = [[run.readings.get(name, NOT_RECORDED) for run in arm.runs] for arm in (base, head)]
     if any(THROTTLED in arm for arm in readings):
         return "THROTTLED_OUT"
-    timed = any(not isinstance(reading, Missing) and reading != 0 for arm in readings for reading in arm)
+    timed = any(type(reading) is not Missing and reading != 0 for arm in readings for reading in arm)
     return "NO_VALID_SAMPLE" if timed else "NOT_MEASURED"
 
 
@@ -258,11 +264,11 @@ def _block_times(name: str, base: MeasuredArm, head: MeasuredArm, blocks: range)
 
 def _times(name: str, arm: MeasuredArm, block: int) -> tuple[float, ...]:
     values = (run.readings.get(name, NOT_RECORDED) for run in arm.runs if run.block == block)
-    return tuple(float(v) for v in values if not isinstance(v, Missing) and math.isfinite(v) and v > 0)
+    return tuple(float(v) for v in values if type(v) is not Missing and math.isfinite(v) and v > 0)
 
 
 def _floor(unit: str, base: Reading) -> float:
     """The relative floor, or the absolute one as a share of base where that is wider."""
-    if not unit.startswith("ms") or isinstance(base, Missing) or not base > 0:
+    if not unit.startswith("ms") or type(base) is Missing or not base > 0:
         return stats.RELATIVE_FLOOR
     return max(stats.RELATIVE_FLOOR, ABSOLUTE_FLOOR_MS / base)

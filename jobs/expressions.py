@@ -173,7 +173,7 @@ def _operand(name: str, values: Values) -> Value:
     value = values.get(name)
     if value is None:
         return Missing(missing=f"{name}: not recorded")
-    if isinstance(value, Missing):
+    if type(value) is Missing:
         return Missing(missing=f"{name}: {value.missing}")
     return value if is_finite(value) else Missing(missing=f"{name}: not finite")
 
@@ -181,7 +181,7 @@ def _operand(name: str, values: Values) -> Value:
 def _unary(op: ast.unaryop, operand: Evaluator) -> Evaluator:
     def apply(values: Values) -> Value:
         inner = operand(values)
-        if isinstance(inner, Missing):
+        if type(inner) is Missing:
             return inner
         return not inner if isinstance(op, ast.Not) else -inner if isinstance(op, ast.USub) else inner
 
@@ -193,9 +193,9 @@ def _arithmetic(node: ast.BinOp, left: Evaluator, right: Evaluator) -> Evaluator
 
     def compute(values: Values) -> Value:
         mine, theirs = left(values), right(values)
-        if isinstance(mine, Missing):
+        if type(mine) is Missing:
             return mine
-        if isinstance(theirs, Missing):
+        if type(theirs) is Missing:
             return theirs
         try:
             result = apply(mine, theirs)
@@ -213,7 +213,7 @@ def _boolean(op: ast.boolop, parts: Sequence[Evaluator]) -> Evaluator:
 
     def join(values: Values) -> Value:
         known = [part(values) for part in parts]
-        return next((part for part in known if isinstance(part, Missing)), joined(known))
+        return next((part for part in known if type(part) is Missing), joined(known))
 
     return join
 
@@ -225,7 +225,7 @@ def _compare(node: ast.Compare, operands: Sequence[Evaluator]) -> Evaluator:
         numbers: list[bool | int | float] = []
         for operand in operands:
             value = operand(values)
-            if isinstance(value, Missing):
+            if type(value) is Missing:
                 return value
             numbers.append(value)
         return all(sign(*pair) for sign, pair in zip(signs, pairwise(numbers), strict=True))

@@ -141,7 +141,7 @@ def rule(
 
     `capture_varies`: the arms were asked for another capture setting, and the sweep says so.
     """
-    if isinstance(base, Missing) or isinstance(head, Missing):
+    if type(base) is Missing or type(head) is Missing:
         return _absent(base, head)
     delta = head - base
     if delta == 0:
@@ -176,13 +176,13 @@ def _absent(base: Reading, head: Reading) -> Ruling:
     if base == NOT_RECORDED and head == NOT_RECORDED:
         return Ruling("not_recorded", NOT_RECORDED)
     for side, reading in (("base", base), ("head", head)):
-        if isinstance(reading, Missing) and reading.missing.startswith("varies"):
+        if type(reading) is Missing and reading.missing.startswith("varies"):
             return Ruling("varies", reading, f"{side} {reading.missing}")
-    if base == NOT_RECORDED and not isinstance(head, Missing):
+    if base == NOT_RECORDED and type(head) is not Missing:
         return Ruling("new", NOT_RECORDED, "base does not record it")
-    if head == NOT_RECORDED and not isinstance(base, Missing):
+    if head == NOT_RECORDED and type(base) is not Missing:
         return Ruling("vanished", NOT_RECORDED, "head does not record it")
-    reasons = [f"{side}: {r.missing}" for side, r in (("base", base), ("head", head)) if isinstance(r, Missing)]
+    reasons = [f"{side}: {r.missing}" for side, r in (("base", base), ("head", head)) if type(r) is Missing]
     return Ruling("not_recorded", Missing(missing="; ".join(reasons)), "; ".join(reasons))
 
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from jobs import declared, goldens, losses, outcomes, over_batches, stats, waivers, wording
+from jobs import collector, declared, goldens, losses, outcomes, over_batches, stats, waivers, wording
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.judge_pair import rows_of_time
@@ -28,11 +28,12 @@ Piece = TypeVar("Piece", CellPlan, RunFact)
 
 def judge(doc: JudgeInput) -> Verdict | tuple[FollowUp, ...]:
     """The verdict on a sweep, or what must be asked first: over all, `limits.follow_ups` questions at most."""
-    doc = normalise(doc)
-    room = max(0, doc.manifest.limits.follow_ups - len(doc.adjudications))
-    judged = _judged(doc, room)
-    asked = tuple(dict.fromkeys(question for cell in judged for question in cell.open_questions))
-    return asked[:room] or _verdict(doc, judged)
+    with collector.paused():
+        doc = normalise(doc)
+        room = max(0, doc.manifest.limits.follow_ups - len(doc.adjudications))
+        judged = _judged(doc, room)
+        asked = tuple(dict.fromkeys(question for cell in judged for question in cell.open_questions))
+        return asked[:room] or _verdict(doc, judged)
 
 
 def concluded(doc: JudgeInput, why: str) -> Verdict:

@@ -180,9 +180,10 @@ def _invariants(plan: CellPlan, asked: ArmPlan, arm: MeasuredArm) -> tuple[Invar
 def _invariant_row(name: str, arm: str, results: Sequence[checks.Evaluated]) -> InvariantRow:
     broken = [result for result in results if not result.holds]
     unread = [result for result in broken if result.equation is None]
-    worst = max((result.equation for result in broken or results if result.equation), key=_distance, default=None)
+    told = {id(result): result.equation for result in broken or results if result.equation}
+    worst = max(told.values(), key=_distance, default=None)
     notes = dict.fromkeys(result.note for result in broken if result.note)
-    return InvariantRow(
+    return InvariantRow.made(
         name=name,
         arm=arm,
         holds=not broken,

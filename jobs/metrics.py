@@ -163,7 +163,7 @@ def readings(record: RunRecord, decode_skip: int = 1, like: Mapping[str, Reading
         times: dict[str, Reading] = {name: finite(v) for name, v in record.counters.items() if name in CLOCKED}
         return {**like, **times, **_derived(record.counters, record.facts, record.generations, decode_skip, TIMED)}
     facts: dict[str, Reading] = {k: finite(v) for k, v in record.facts.items() if not isinstance(v, str)}
-    counters: dict[str, Reading] = {name: finite(value) for name, value in record.counters.items()}
+    counters = {name: v if type(v) is int else finite(v) for name, v in record.counters.items()}
     return {**facts, **counters, **derive(record.counters, record.facts, record.generations, decode_skip)}
 
 
@@ -174,7 +174,7 @@ def expression_names() -> frozenset[str]:
 
 def finite(value: Reading) -> Reading:
     """The reading itself, or Missing where a float is NaN or infinite: such a figure is no measurement."""
-    if type(value) is int or isinstance(value, Missing) or math.isfinite(value):
+    if type(value) is int or type(value) is Missing or math.isfinite(value):
         return value
     return Missing(missing=f"not finite: {value}")
 
@@ -255,7 +255,7 @@ def _floor_bytes_per_token(run: Sources) -> Reading:
     the budget, as measuring began), over the batch."""
     weights = run.fact("weight_bytes")
     capacity = run.fact("measured_capacity_bytes" if "measured_capacity_bytes" in run.facts else "capacity_bytes")
-    if isinstance(weights, Missing) or isinstance(capacity, Missing):
+    if type(weights) is Missing or type(capacity) is Missing:
         return run.fact("floor_bytes_per_token")
     sequences = max((len(generation.sequences) for generation in run.measured), default=1)
     return _quotient(max(0, weights - capacity), sequences, "no sequence was run")
@@ -265,9 +265,9 @@ def _floor_bytes_per_token(run: Sources) -> Reading:
 def _floor_distance_bytes(run: Sources) -> Reading:
     """Bytes over the link for one token above the floor."""
     copied, floor = _link_bytes_per_token(run), _floor_bytes_per_token(run)
-    if isinstance(copied, Missing):
+    if type(copied) is Missing:
         return copied
-    return floor if isinstance(floor, Missing) else copied - floor
+    return floor if type(floor) is Missing else copied - floor
 
 
 @_metric("floor_ratio", "ratio", "lower", exact=True)
@@ -280,7 +280,7 @@ def _floor_ratio(run: Sources) -> Reading:
 def _modelled_ms_per_token(run: Sources) -> Reading:
     """Time on the device profile's modelled clock for each token; never compared with a real card's."""
     nanoseconds = _quotient(run.counter("modelled_ns"), run.tokens, "no token was given out")
-    return nanoseconds if isinstance(nanoseconds, Missing) else nanoseconds / 1e6
+    return nanoseconds if type(nanoseconds) is Missing else nanoseconds / 1e6
 
 
 @_metric("decode_ms_per_token", "ms/token", "lower", exact=False, gating=True)
@@ -296,7 +296,7 @@ def _decode_ms_per_token(run: Sources) -> Reading:
 def _tokens_per_s(run: Sources) -> Reading:
     """Reciprocal of the decode time, over all sequences: shown, judged through decode_ms_per_token alone."""
     milliseconds = _decode_ms_per_token(run)
-    return milliseconds if isinstance(milliseconds, Missing) else _quotient(1000.0, milliseconds, "no time passed")
+    return milliseconds if type(milliseconds) is Missing else _quotient(1000.0, milliseconds, "no time passed")
 
 
 @_metric("prefill_ms", "ms", "lower", exact=False, gating=True)
@@ -340,9 +340,9 @@ def counters_of(metric: str) -> frozenset[str]:
 
 
 def _sum(left: Reading, right: Reading) -> Reading:
-    if isinstance(left, Missing):
+    if type(left) is Missing:
         return left
-    return right if isinstance(right, Missing) else left + right
+    return right if type(right) is Missing else left + right
 
 
 def _link_bytes(run: Sources) -> Reading:
@@ -356,9 +356,9 @@ def _in_place(run: Sources, name: str, copied: Reading) -> Reading:
 
 def _quotient(part: Reading, whole: Reading, when_zero: str) -> Reading:
     """part / whole; whole numbers stay whole, so that bytes per token can be compared to the byte."""
-    if isinstance(part, Missing):
+    if type(part) is Missing:
         return part
-    if isinstance(whole, Missing):
+    if type(whole) is Missing:
         return whole
     if whole == 0:
         return Missing(missing=when_zero)

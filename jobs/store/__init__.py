@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
+from jobs import collector
 from jobs.errors import SpecError
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
 from jobs.near_tie import Adjudication
@@ -258,7 +259,8 @@ class Store:
 
     def judge_input(self, sweep_id: str) -> JudgeInput:
         """Everything the judge may read, from one consistent view."""
-        return self._database.read(lambda c: readback.judge_input(c, sweep_id))
+        with collector.paused():
+            return self._database.read(lambda c: readback.judge_input(c, sweep_id))
 
     def record(self, attempt_id: str) -> RunRecord | None:
         """What one attempt measured, also one that was set aside; None when it wrote nothing."""
@@ -275,9 +277,10 @@ class Store:
         One that does not close the sweep speaks for the time being: the sweep stays open and can be gone on with.
         """
         now = self._now()
-        return self._database.write(
-            lambda c: verdicts.write_verdict(c, sweep_id, verdict, input_digest, now, closes=closes)
-        )
+        with collector.paused():
+            return self._database.write(
+                lambda c: verdicts.write_verdict(c, sweep_id, verdict, input_digest, now, closes=closes)
+            )
 
     def verdict(self, sweep_id: str) -> Verdict | None:
         """The verdict in force; None before the first."""

@@ -92,8 +92,9 @@ def record(connection: Connection, attempt_id: str) -> RunRecord | None:
 
 def _run_facts(connection: Connection, sweep_id: str) -> dict[str, list[RunFact]]:
     """Runs by scenario, in block order."""
+    told = [column for column in attempt.c if column.name not in ("opened_at", "closed_at", "worker", "card")]
     attempts = connection.execute(
-        select(attempt).where(attempt.c.sweep_id == sweep_id).order_by(attempt.c.run_id, attempt.c.number)
+        select(*told).where(attempt.c.sweep_id == sweep_id).order_by(attempt.c.run_id, attempt.c.number)
     ).all()
     by_run: Rows = _grouped(attempts, "run_id")
     records = _records(connection, [row for row in attempts if row.state == "measured"])
@@ -194,17 +195,14 @@ def _readings(connection: Connection, ids: list[str]) -> dict[str, dict[str, dic
     """attempt -> family -> name -> reading."""
     found: dict[str, dict[str, dict[str, Reading]]] = {one: {"counter": {}, "metric": {}} for one in ids}
     rows = (
-        select(value, series.c.family, series.c.name)
+        select(value.c.attempt_id, series.c.family, series.c.name, value.c.integer, value.c.real, value.c.missing)
         .join(series, series.c.id == value.c.series_id)
         .where(value.c.attempt_id.in_(ids))
         .order_by(series.c.name)
     )
-    for row in connection.execute(rows):
-        if row.missing is not None:
-            reading: Reading = Missing(missing=row.missing)
-        else:
-            reading = row.real if row.integer is None else row.integer
-        found[row.attempt_id][row.family][row.name] = reading
+    for attempt_id, family, name, integer, real, missing in connection.execute(rows):
+        reading: Reading = real if integer is None else integer
+        found[attempt_id][family][name] = reading if missing is None else Missing(missing=missing)
     return found
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Row, Select, insert, select, update
+from sqlalchemy import Connection, Select, insert, select, update
 
+from jobs.column_types import Canonical
 from jobs.errors import StoreError
 from jobs.lifecycle import advance
 from jobs.near_tie import Adjudication
@@ -29,8 +31,10 @@ def write_verdict(
     if document.stamp.sweep_id != sweep_id:
         raise StoreError(f"the verdict speaks of {document.stamp.sweep_id}, not {sweep_id}", "judge this sweep's input")
     row = submission.one(connection, sweep_id)
-    digest = document.digest()
-    newest = _newest(connection, sweep_id)
+    text = Canonical(document.canonical())  # written out once: of a large sweep it is the most of the work
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    named = (verdict.c.id, verdict.c.number, verdict.c.digest, verdict.c.input_digest)
+    newest = connection.execute(_newest_first(sweep_id, *named)).one_or_none()
     if newest is not None and (newest.digest, newest.input_digest) == (digest, input_digest):
         if closes and row.state == "open":
             _close(connection, sweep_id, row.state, f"verdict {newest.number}", now)
@@ -45,7 +49,7 @@ def write_verdict(
             "number": number,
             "input_digest": input_digest,
             "digest": digest,
-            "document": document.model_dump(mode="json"),
+            "document": text,
             "outcome": document.outcome,
             "exit_code": document.exit_code,
             "created_at": now,
@@ -110,7 +114,7 @@ def outcomes(connection: Connection, sweep_ids: Sequence[str]) -> dict[str, tupl
 
 def newest(connection: Connection, sweep_id: str) -> Verdict | None:
     """The verdict in force; None before the first. Raises StoreError when it cannot be read any more."""
-    row = _newest(connection, sweep_id)
+    row = connection.execute(_newest_first(sweep_id, verdict)).one_or_none()
     if row is None:
         return None
     try:
@@ -121,6 +125,5 @@ def newest(connection: Connection, sweep_id: str) -> Verdict | None:
         ) from error
 
 
-def _newest(connection: Connection, sweep_id: str) -> Row[Any] | None:
-    wanted = select(verdict).where(verdict.c.sweep_id == sweep_id).order_by(verdict.c.number.desc()).limit(1)
-    return connection.execute(wanted).one_or_none()
+def _newest_first(sweep_id: str, *wanted: Any) -> Select[Any]:
+    return select(*wanted).where(verdict.c.sweep_id == sweep_id).order_by(verdict.c.number.desc()).limit(1)
