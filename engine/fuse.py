@@ -6,27 +6,41 @@ made it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from engine.fuse_hybrid import NewBuffer, deltas, mixtures, views
+from engine.kernels import attention
 from engine.kernels.matmul import MOST, ends
 from engine.kernels.nbits import tiled
 from engine.plan import Operand, Ref, Step
 from engine.step_links import Links, changed, has, links_of, maker, operand_names, ref_of, sole_maker
 
 
-def fuse(steps: Sequence[Step], kept: Iterable[int], buffer: NewBuffer) -> tuple[Step, ...]:
+def fuse(steps: Sequence[Step], kept: Iterable[int], buffer: NewBuffer, context: int | None = None) -> tuple[Step, ...]:
     """The same pass in fewer steps; `kept` are buffers that somebody reads after the last of them.
 
-    `buffer` makes room for what lies between two launches of one step.
+    `buffer` makes room for what lies between two launches, or the blocks, of one step. `context` is how many positions
+    there can be, where that is known.
     """
     held = frozenset(kept)
     for rule in (_biases, _gates, _siblings, deltas):
         steps = rule(list(steps), held)
     steps = mixtures(list(steps), held, buffer)
     steps = views(_norms(list(steps), held), held)
+    if context is None or context > attention.SHORT:
+        steps = [_spread(step, buffer) for step in steps]
     return tuple(replace(step, index=i) for i, step in enumerate(steps))
+
+
+def _spread(step: Step, buffer: NewBuffer) -> Step:
+    """Attention of one row, with room for the parts that a long context goes in, side by side."""
+    shape = attention.room(step.params) if step.kernel == "gqa" else None
+    if shape is None or math.prod(ref_of(step, "query").shape[:-1]) > 1:
+        return step
+    room = Operand("parts", buffer(f"{step.node}/parts", "float32", shape), "w")
+    return replace(step, operands=(*step.operands, room))
 
 
 def _biases(steps: list[Step], kept: frozenset[int]) -> list[Step]:

@@ -303,7 +303,8 @@ class Lowering:
     def close(self, target: str = "plain") -> Parts:
         """What a plan is made of, for a target."""
         kept = {v.ref.index for n, v in self._values.items() if n in self._keep and isinstance(v, Tensor)}
-        steps = fuse(self._steps, kept, self._buffer) if target == "fused" else tuple(self._steps)
+        context = self.info.context_length if self.info is not None else None
+        steps = fuse(self._steps, kept, self._buffer, context) if target == "fused" else tuple(self._steps)
         gone = _used(self._steps) - _used(steps)  # what lay between steps that are one now
         sizes = [(name, 0 if i in gone else nbytes) for i, (name, nbytes) in enumerate(self._buffer_bytes)]
         buffers, workspace = _place(sizes, steps, kept)

@@ -25,7 +25,7 @@ from engine.plan import Access, Operand, Ref, RefKind, Step
 Arrays = Mapping[str, NDArray[Any]]
 
 _UPDATED = ("k_cache", "v_cache", "state")
-_WRITTEN = ("y", "sum", "gap", "present", "routed", "scores", "hidden", "share")
+_WRITTEN = ("y", "sum", "gap", "present", "routed", "scores", "hidden", "share", "parts")
 
 
 @cache

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from engine import kernels
 from engine.counters import Tally
 from engine.device.base import H200, Branch, Event, Fetch, Granule, Launch, Profile, Recorded
-from engine.device.cuda_bind import CACHES, Binder, Bound
+from engine.device.cuda_bind import CACHES, TICKETS_BYTES, Binder, Bound
 from engine.device.cuda_card import find_card, granule_property
 from engine.device.cuda_driver import call
 from engine.device.cuda_graph import CudaGraph, OverLink
@@ -320,6 +320,12 @@ class CudaDevice:
             raise UnsupportedModel(f"not served on the card: {shown}", "use --device sim", tuple(reasons))
         for made in ready:
             self._card.load(made.variant, made.geometry.shared_bytes)
+        if not self._binder.tickets and any(made.geometry.tickets for made in ready):
+            address = int(call(self._driver.cuMemAlloc, TICKETS_BYTES))
+            weakref.finalize(self, self._driver.cuMemFree, address)
+            call(self._driver.cuMemsetD8Async, address, 0, TICKETS_BYTES, self._stream)
+            self._queued()
+            self._binder.tickets = address
 
     def launch(self, launch: Launch) -> None:
         """Run a step now, or record it."""

@@ -14,6 +14,8 @@ from engine.kernels.cuda import CudaForm, Geometry, argument, prepare
 
 CACHES = ("kv_key", "kv_value")
 """Kinds of operands that have strides of their own."""
+TICKETS_BYTES = 256 << 10
+"""Counters that the launches of one stream share, one after another; four bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Binder:
         self._profile = profile
         self._stream = stream
         self._fault_address = fault_address
+        self.tickets = 0
+        """Where `TICKETS_BYTES` of zeros stand, once steps are prepared that count their blocks."""
         self.faulty: list[str] = []
         """Nodes of the steps that may report a fault, by number from 1."""
         self.in_place: dict[int, int] = {}
@@ -88,6 +92,9 @@ class Binder:
         if made.faults:
             self.faulty.append(f"{step.node} ({step.op})")
             values += [ctypes.c_void_p(self._fault_address), ctypes.c_int(len(self.faulty))]
+        if geometry.tickets:
+            assert self.tickets and 4 * geometry.tickets * sequences <= TICKETS_BYTES, (geometry.tickets, sequences)
+            values.append(ctypes.c_void_p(self.tickets))
         if not alone:
             values += [argument(tuple(p.stride for p in placed)), argument(launch.sequences)]
         return BoundKernel(

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
+from engine.graph import DTYPES
 from engine.kernels import Array, Arrays, KernelDef, Params, define
 from engine.kernels.cuda import CudaForm, Geometry, Refs
+from engine.kernels.elementwise import blocks
+from engine.kernels.nbits import PROCESSORS
+
+SHORT = 512
+"""Positions up to which a query sees its context whole; what lies further goes in parts."""
+LEAST = 128
+"""Positions of a part, at least."""
+_WARPS = 16
+_WIDEST = 512
+"""Elements of a head up to which the sums of 16 warps fit beside each other."""
+_ROOM = 10 << 10
+"""Floats that a block shares, of 48 KiB."""
 
 
 def run_gqa(a: Arrays, p: Params) -> None:
@@ -15,7 +29,7 @@ def run_gqa(a: Arrays, p: Params) -> None:
 
     They are read and written through strides: which of the first two comes first in memory is the run's business.
     Order as onnxruntime's GroupQueryAttention: scale, softcap, mask (window counts the query itself), softmax. Sums run
-    over the valid positions alone, so neither capacity nor what lies beyond can be felt.
+    over the valid positions alone, so neither capacity nor what lies beyond can be felt. `parts` is room on a card.
     """
     heads, kv_heads, d = p["heads"], p["kv_heads"], p["head_size"]
     past = int(a["length"][0])
@@ -126,13 +140,59 @@ def _by_head(cache: Array) -> Array:
     return np.array(cache.transpose(1, 0, 2), np.float32, order="C", copy=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Split:
+    """How a long context is shared out: over at most `most` parts, in a block over `teams` of warps of `heads` each."""
+
+    most: int
+    teams: int
+    heads: int
+
+
+def split_of(p: Params) -> Split | None:
+    """The split of a geometry, None where contexts of any length stay whole: it sets the order of sums, so nothing that
+    may differ between two runs of a model has a say in it.
+    """
+    group, size = p["heads"] // p["kv_heads"], p["head_size"]
+    if size > _WIDEST:
+        return None
+    at_most = min(4, max(1, _ROOM // (_WARPS * size)), _lanes(size)[1])
+    teams = _power(blocks(group, at_most))
+    most = min(PROCESSORS // p["kv_heads"], _ROOM // (4 * group), 64)
+    return Split(most, teams, blocks(group, teams)) if teams <= _WARPS and most > 1 else None
+
+
+def room(p: Params) -> tuple[int, int] | None:
+    """Shape, float32, of what the parts of a context leave before they are joined: sums, highest score and weight."""
+    split = split_of(p)
+    return None if split is None else (p["heads"] * split.most, p["head_size"] + 2)
+
+
+def _lanes(size: int) -> tuple[int, int]:
+    """Elements of a head that a lane takes, and how many lanes share a position."""
+    each = max(8, blocks(size, 256) * 8)
+    return each, _power(blocks(size, each))
+
+
+def _power(n: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << (n - 1).bit_length()
+
+
 def _heads_and_rows(refs: Refs, p: Params) -> Geometry:
-    """How lanes share the elements of a head follows from its size; 16 warps a block while its sums fit beside them."""
-    size = p["head_size"]
-    each = max(8, -(-size // 256) * 8)
-    lanes = 1 << (-(-size // each) - 1).bit_length()
-    threads = 512 if size <= 512 else 128
-    defines: dict[str, str | int] = {"EACH": each, "LANES": lanes, "THREADS": threads}
+    """A block for a head and row, and as many as parts need where they are spread; 16 warps while sums have room."""
+    size, split = p["head_size"], split_of(p)
+    each, lanes = _lanes(size)
+    threads = 32 * _WARPS if size <= _WIDEST else 128
+    defines: dict[str, str | int] = {"EACH": each, "LANES": lanes, "THREADS": threads, "SHORT": SHORT, "LEAST": LEAST}
+    of_sums = threads // 32 * size
+    if split is None:
+        defines |= {"SPLITS": 1, "HEADS": 1, "ROOM": of_sums}
+    else:
+        slots, narrow = _power(split.heads), DTYPES[refs["k_cache"].dtype].itemsize <= 2
+        defines |= {"SPLITS": split.most, "TEAMS": split.teams, "HEADS": split.heads, "HEAD_SLOTS": slots}
+        defines |= {"AT_ONCE": 2 if narrow and 2 * slots <= lanes else 1}
+        defines |= {"ROOM": max(of_sums * split.heads, 4 * p["heads"] // p["kv_heads"] * split.most)}
     if size % each == 0:
         defines["WHOLE_WORDS"] = 1
     if "cos" in refs:
@@ -143,7 +203,9 @@ def _heads_and_rows(refs: Refs, p: Params) -> Geometry:
         if name in refs:
             defines[f"ONE_{name}"] = int(math.prod(refs[name].shape) == 1)
     rows = math.prod(refs["query"].shape[:-1])
-    return Geometry((p["heads"], rows), defines=defines, threads=threads)
+    spread = p["kv_heads"] * split.most if split is not None and "parts" in refs else 0
+    tickets = p["kv_heads"] if spread else 0
+    return Geometry((max(p["heads"], spread), rows), defines=defines, threads=threads, tickets=tickets)
 
 
-define(KernelDef("gqa", run_gqa, cuda=CudaForm("attention", _heads_and_rows)))
+define(KernelDef("gqa", run_gqa, cuda=CudaForm("attention", _heads_and_rows, head="attention_parts")))

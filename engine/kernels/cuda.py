@@ -55,7 +55,8 @@ class Geometry:
     """How a step is launched: blocks in two dimensions, and what its body is told beside operands and parameters.
 
     `scalars` are run-time arguments by name: whole numbers, floats, or lists of whole numbers of a fixed length.
-    `defines` are compiled in.
+    `defines` are compiled in. `tickets` are counters of a sequence, 0 where a launch begins and where it ends, by which
+    its blocks find out who of them ends last.
     """
 
     blocks: tuple[int, int]
@@ -63,6 +64,7 @@ class Geometry:
     defines: Mapping[str, str | int] = field(default_factory=dict)
     threads: int = THREADS
     shared_bytes: int = 0
+    tickets: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ def prepare(form: CudaForm, step: Step, strides: Mapping[str, tuple[int, int]], 
         (
             _constants(step, form, geometry),
             source(_SUPPORT),
-            _signature(step.operands, scalars, form.faults),
+            _signature(step.operands, scalars, faults=form.faults, tickets=geometry.tickets > 0),
             *map(source, form.sources),
             _entry(function, step.operands, geometry.threads, sequences, form.early),
         )
@@ -171,7 +173,7 @@ def _define(name: str, value: Any) -> list[str]:
     return [f"#define {name} ((float){float(value).hex()})"] if isinstance(value, float) else []
 
 
-def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], faults: bool) -> str:
+def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], *, faults: bool, tickets: bool) -> str:
     lines, arguments = [], []
     for o in operands:
         lines += [f"typedef {C_TYPES[o.ref.dtype]} {o.name}_t;", f"#define HAS_{o.name} 1"]
@@ -181,9 +183,11 @@ def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], fau
     for name, value in scalars.items():
         kind = f"Numbers<{len(value)}>" if isinstance(value, tuple) else "i64" if isinstance(value, int) else "float"
         arguments.append(f"const {kind} {name}")
-    passed = ("fault", "step") if faults else ()
+    passed = (*(("fault", "step") if faults else ()), *(("tickets",) if tickets else ()))
     if faults:
         arguments += ["i64* fault", "const int step"]
+    if tickets:
+        arguments.append("u32* tickets")
     for access, name in (("r", "READ"), ("w", "WRITTEN")):
         named = [o.name for o in operands if o.access == access]
         lines.append(f"#define {name} {', '.join(named)}")

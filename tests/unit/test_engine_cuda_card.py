@@ -10,6 +10,7 @@ import numpy as np
 import platformdirs
 import pytest
 
+from engine.batch import chunk_rows
 from engine.config import POLICIES
 from engine.counters import COUNTERS
 from engine.device import cuda, cuda_graph
@@ -17,6 +18,7 @@ from engine.device.base import Device, Granule, Launch, Placed
 from engine.device.cuda_driver import call
 from engine.errors import BadRequest, DeviceFailure, OutOfMemory
 from engine.graph import Graph
+from engine.kernels.attention import SHORT
 from engine.kv_layout import LAYOUTS
 from engine.onnx_load import load
 from engine.plan import TARGETS, Operand, Ref, Step
@@ -162,6 +164,27 @@ def test_a_cache_that_grows_changes_no_bit(graph: Graph, layout: str) -> None:
     counted = small.tally.read()
     assert counted["kv_growths"] == 2
     assert counted.get("invalidations", 0) == (2 if layout == "head-major" else 0)
+
+
+@pytest.mark.parametrize("length", [SHORT - 4, SHORT + 400])
+def test_a_context_in_parts_is_the_same_bits_however_it_runs(graph: Graph, length: int) -> None:
+    """Decoding goes from a whole context to one in parts, and on in parts."""
+    prompt = tuple(range(1000, 1000 + length))
+
+    def found(chunk: int = 512, others: tuple[tuple[int, ...], ...] = (), **how: Any) -> list[Any]:
+        prompts = (prompt, *others)
+        how |= {"rows": sorted(chunk_rows(prompts, chunk)), "sequences": len(prompts), "capacity": 2048}
+        made = Bench(graph, device=new_device(), target="fused", **how)
+        made.decoder.reset()
+        first = made.decoder.prefill(prompts, chunk)[0]
+        steps = [(made.decoder.step()[0], made.decoder.logits(1).tobytes()) for _ in range(2 * STEPS)]
+        made.close()
+        return [first, *steps]
+
+    expected = found(capture=False)
+    ways: list[dict[str, Any]] = [{}, {"layout": "head-major"}, {"chunk": 100}, {"others": ((504,), prompt[:600])}]
+    for how in [*ways, {"budget": W // 2, "policy": "stable"}, {"layout": "head-major", "others": (prompt,)}]:
+        assert found(**how) == expected, how
 
 
 # -- graphs

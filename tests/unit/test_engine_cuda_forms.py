@@ -189,7 +189,7 @@ def test_everything_compiles(tiny: Path, checkout: Path, standard: list[Step], a
 
 def test_support_holds_no_kernel_and_bodies_include_nothing() -> None:
     heads = {"support", *(form.head for k in kernels._KERNELS.values() for form in k.forms if form.head)}
-    assert heads == {"support", "mixture"}
+    assert heads == {"support", "mixture", "attention_parts"}
     for stem in ("support", *sources()):
         assert "#include" not in source(stem)
         assert ("BODY {" in source(stem)) == (stem not in heads)
