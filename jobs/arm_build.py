@@ -25,7 +25,7 @@ from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_c
 from jobs.errors import SpecError
 from jobs.excerpt import first_words
 from jobs.model import BuildFailure, BuildPlan
-from jobs.provenance import tree_digest
+from jobs.provenance import SHELL
 from jobs.whole_trees import WholeTree
 
 ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH")
@@ -53,12 +53,12 @@ def build_place(tree: WholeTree, plan: BuildPlan, cache: Path) -> Path:
     return cache / f"build-{hashlib.sha256(key.encode()).hexdigest()[:40]}"
 
 
-def find_built(place: Path, plan: BuildPlan) -> Built | None:
+def find_built(tree: WholeTree, place: Path, plan: BuildPlan) -> Built | None:
     """What an earlier build left at `place`; None when there is none, or when its files are no longer what it made."""
-    tree = place / "tree"
+    folder = place / "tree"
     try:
         digest = (place / "built.sha256").read_text(encoding="ascii")
-        return Built(tree, digest) if tree_digest(tree, plan.outputs) == digest else None
+        return Built(folder, digest) if tree.digest(folder, plan.outputs) == digest else None
     except (OSError, SpecError):
         return None
 
@@ -79,7 +79,7 @@ def build_tree(
     place.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(place / "lock", timeout=plan.timeout_s + LOCK_GRACE_S):
-            found = find_built(place, plan)
+            found = find_built(tree, place, plan)
             return found or _build(tree, plan, place, environ, tell)
     except Timeout as error:
         raise SpecError(f"another process is still building in {place}", "wait for it, or end it") from error
@@ -102,7 +102,7 @@ def _build(
     reason = _reason(end, tail)
     if not reason:
         try:
-            digest = tree_digest(folder, plan.outputs)
+            digest = tree.digest(folder, plan.outputs)
         except SpecError as error:
             reason = error.message
     if reason:
@@ -118,7 +118,7 @@ def _order(plan: BuildPlan, place: Path, environ: Mapping[str, str]) -> ChildOrd
     own = {"GIT_CEILING_DIRECTORIES": str(place)}  # the tree has no .git: a repository around the cache is not its own
     # The blank before the command: a word that begins with a brace is a place for a descriptor to the child's launcher.
     return ChildOrder(
-        argv=("bash", "-euo", "pipefail", "-c", f" {plan.command}"),
+        argv=(*SHELL, f" {plan.command}"),
         env={**allowed_environment(environ, ENVIRONMENT), **own},
         cwd=place / "tree",
         log_path=place / "log",

@@ -168,7 +168,19 @@ def invalid_figures(record: RunRecord) -> list[str]:
         ]
         if generation.prefill_ns < 0 or min(generation.step_ns, default=0) < 0:
             faults.append(f"{where}: a negative time")
+        faults += [f"{where}: {fault}" for fault in _odd_steps(generation)]
     return faults + [flag for flag in record.flags if _FLAGGED_FIGURE.match(flag)]
+
+
+def _odd_steps(generation: Generation) -> list[str]:
+    """Steps that took no time, and as many as the ids do not need; a plan alone has neither ids nor times."""
+    longest = max(len(sequence.ids) for sequence in generation.sequences)
+    if not longest or not generation.step_ns:
+        return []
+    found = ["a step took 0 ns"] if any(ns == 0 for ns in generation.step_ns) else []
+    if len(generation.step_ns) != longest - 1:
+        found.append(f"{len(generation.step_ns)} steps were timed, and {longest} ids take {longest - 1}")
+    return found
 
 
 def non_finite_logits(record: RunRecord) -> str:

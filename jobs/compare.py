@@ -96,7 +96,8 @@ def exact_rows(
     for name in (*sorted(names & gates.GATING), *sorted(names - gates.GATING)):
         metric = gates.exact_metric(name)
         mine, theirs = base.values.get(name, NOT_RECORDED), head.values.get(name, NOT_RECORDED)
-        asked = stepped or name not in gates.STEP_METRICS or {mine, theirs} != {NOT_RECORDED}
+        counted = not (_is_undeclared(mine) and _is_undeclared(theirs))
+        asked = counted and (stepped or name not in gates.STEP_METRICS or {mine, theirs} != {NOT_RECORDED})
         ruling = gates.rule(
             metric, mine, theirs, gates.matching(declared, name, cell), capture_varies=standing.capture_varies
         )
@@ -111,7 +112,9 @@ def exact_rows(
                 delta=ruling.delta,
                 klass=_standing_class(ruling.klass, standing),
                 run_ids=run_ids,
-                note=_note(ruling.note if asked else gates.NO_STEP, standing, gain=ruling.klass == "improved"),
+                note=_note(
+                    ruling.note if asked or not counted else gates.NO_STEP, standing, gain=ruling.klass == "improved"
+                ),
             )
         )
     return tuple(rows)
@@ -155,6 +158,11 @@ def _exact_names(arm: MeasuredArm) -> set[str]:
     recorded = {name for run in arm.runs for name in run.record.counters}
     unknown = {name for name in recorded if name not in METRICS and name not in COUNTERS}
     return (set(arm.values) & set(gates.EXACT)) | unknown
+
+
+def _is_undeclared(value: Reading) -> bool:
+    """Whether an arm's program neither names nor tells a counter, so that nothing is asked of it."""
+    return isinstance(value, Missing) and value.missing == gates.UNDECLARED
 
 
 def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:

@@ -37,6 +37,9 @@ GATING: frozenset[str] = frozenset(
 STEP_METRICS: frozenset[str] = frozenset({"step_kernels"})
 """Counters of the one-token steps: they cannot be there where every generation gave a single id, its prefill's."""
 
+UNDECLARED = "not counted by this program"
+"""The reason of a gating counter that neither the sweep file nor the program of an arm names."""
+
 NO_STEP = "not asked for: no generation gave a second id, so no one-token step ran"
 
 CAPTURE_SIGNS: frozenset[str] = frozenset({"segments", "replays"})

@@ -69,6 +69,15 @@ def export_engine(repository: Path, ref: str, cache: Path) -> ResolvedArm:
     return ResolvedArm(python_path=place, tree_digest=digest, commit=commit)
 
 
+def toplevel(folder: Path) -> Path | None:
+    """The root of the working tree around a folder; None where there is none."""
+    if shutil.which("git") is None:
+        return None
+    done = run_git(folder, "rev-parse", "--show-toplevel")
+    root = os.fsdecode(done.stdout).rstrip("\n")
+    return None if done.returncode or not root else Path(root)
+
+
 def engine_of(repository: Path, ref: str) -> tuple[str, str]:
     """A ref's commit, and git's own hash of the tree `engine/` in it. Raises RefError when there is none."""
     commit = resolve_ref(repository, ref)

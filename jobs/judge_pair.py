@@ -162,6 +162,12 @@ def judge_exact(
         message = f"no gating metric could be compared: {_absence(absent[0], base, head)}"
         docket.add("MISSING", "exact", message, arm=head.name, run_ids=absent[0].run_ids)
         return rows
+    if not any(row.gating for row in rows):
+        message = f"no gating metric is counted by {base.name} or {head.name}: nothing of the work can be compared"
+        remedy = "Name those that both programs tell under counters, or set gate.exact to off."
+        docket.add(
+            "MISSING", "exact", message, arm=head.name, remedy=remedy, run_ids=[r.run_id for r in head.records()]
+        )
     for row in rows:
         if row.klass in ("regressed", "declared"):
             docket.add(

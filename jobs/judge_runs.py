@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from jobs import checks, matching, plausible
 from jobs.docket import Docket
 from jobs.judge_arm import ArmEvidence
-from jobs.model import CellPlan, RunFact
+from jobs.metrics import NOT_RECORDED
+from jobs.model import CellPlan, Missing, RunFact
 from jobs.verdict import Outcome
 
 EndedRun = tuple[RunFact, checks.Ending]
@@ -50,6 +51,7 @@ def find_faults(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, is_base: bo
         if where:
             message = f"{arm.name}'s logits are not finite ({where})"
             docket.add("VIOLATION", "identity", message, arm=arm.name, run_ids=[record.run_id])
+    _find_untold(docket, arm)
     invalid = {
         fault: record.run_id
         for record in arm.records()
@@ -61,6 +63,23 @@ def find_faults(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, is_base: bo
         message = f"{arm.name} reports figures that cannot be: {first}{more}"
         docket.add("BROKEN_INVARIANT", "exact", message, arm=arm.name, run_ids=invalid.values())
     _find_broken_invariants(docket, arm, is_base=is_base)
+
+
+def _find_untold(docket: Docket, arm: ArmEvidence) -> None:
+    """Counters that an arm's program is said to tell and did not: what they would have shown is not known."""
+    absent = {
+        name: value.missing
+        for record in arm.records()
+        for name in arm.plan.counters
+        if isinstance(value := record.counters.get(name, NOT_RECORDED), Missing)
+    }
+    if absent:
+        name, why = next(iter(absent.items()))
+        more = f" (and {len(absent) - 1} more)" if len(absent) > 1 else ""
+        message = f"{arm.name} did not give {name}{more}: {why}"
+        remedy = "Mend the program, or take the counter out of the sweep file for both arms."
+        run_ids = [record.run_id for record in arm.records()]
+        docket.add("MISSING", "exact", message, arm=arm.name, remedy=remedy, run_ids=run_ids)
 
 
 def find_lengths(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, itself: bool) -> None:

@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from jobs.contract import IdentityContract
 from jobs.document import Document
 from jobs.near_tie import Adjudication
+from jobs.reads import Reads
 from jobs.reviewed import Expectation, Reviewed
 
 # ---- readings ----------------------------------------------------------------------------------------------------
@@ -93,7 +94,8 @@ class ArmPlan(Document):
 
     `source` is what the user wrote (git ref, path, "checkout", "installed"); `tree_digest` the digest of the engine
     tree that the child must report, a build's outputs included; `python_path` where the child imports it from (None:
-    the installed package).
+    the installed package). Of the adapter `command`, `python_path` is the root of the program's tree, `counters` are
+    those that it says it tells, and `reads` is how what it prints is read (None: it speaks the child protocol).
     """
 
     name: str
@@ -107,6 +109,8 @@ class ArmPlan(Document):
     env: dict[str, str] = {}
     command: tuple[str, ...] = ()
     build: BuildPlan | None = None
+    counters: tuple[str, ...] = ()
+    reads: Reads | None = None
 
     @property
     def unbuilt(self) -> str:
@@ -115,11 +119,12 @@ class ArmPlan(Document):
         return "" if failure is None else f"build failed: {failure.reason}"
 
     @model_serializer(mode="wrap")
-    def _without_absent_build(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An arm without a build is written as before there were builds: stored manifests keep their digests."""
+    def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before there were builds and programs where it has none: stored manifests keep their digests."""
         fields: dict[str, Any] = serialize(self)
-        if self.build is None:
-            fields.pop("build", None)
+        for name in ("build", "counters", "reads"):
+            if not getattr(self, name):
+                fields.pop(name, None)
         return fields
 
 

@@ -31,6 +31,11 @@ SEEN_S = 1.0
 CLOCK_SLACK_S = 0.002
 """The watch's time is rounded to a millisecond."""
 
+CARRYING = frozenset(
+    ("hits", "page_ins", "retained_page_ins", "bypassed_page_ins", "staged_page_ins", "zero_copy_reads", "evictions")
+)
+"""Counters of events that each move or serve a key, which has a byte at least."""
+
 _COHERENT = re.compile(r"\bG[HB]\d")
 """Cards whose host memory lies behind NVLink-C2C, such as GH200 and GB10: PCIe says nothing about their copies."""
 
@@ -39,7 +44,7 @@ assert {"htod_bytes", "physical_owned_bytes", "modelled_ns", "page_ins"} <= set(
 
 def impossible(record: RunRecord) -> list[str]:
     """Claims of a record that cannot be, each with the claim and the bound that it breaks; empty for one that can."""
-    found = [_modelled(record)]
+    found = [_modelled(record), *_twins(record), _captured(record)]
     if record.certificate is not None:
         found += [_clock(record, record.certificate), *_on_card(record, record.certificate)]
     return [fault for fault in found if fault]
@@ -68,6 +73,30 @@ def _modelled(record: RunRecord) -> str:
         f"{_bytes(copied)} over the modelled link in {model_ns / 1e9:.6f} s of its clock, "
         f"and at {_rate(rate)} it carries {_bytes(room)} in that time"
     )
+
+
+def _twins(record: RunRecord) -> Iterator[str]:
+    """Bytes without the events that carry them, or fewer bytes than events each of which carries some."""
+    for name, counter in COUNTERS.items():
+        events, nbytes = _counter(record, name), _counter(record, counter.twin) if counter.twin else None
+        if events is None or nbytes is None:
+            continue
+        if nbytes > 0 and events == 0:
+            yield f"{counter.twin} is {nbytes:,.0f} and {name} is 0"
+        elif 0 <= nbytes < events and name in CARRYING:
+            yield f"{counter.twin} is {nbytes:,.0f} and {name} is {events:,.0f}: each carries a byte at least"
+
+
+def _captured(record: RunRecord) -> str:
+    """Graphs that were recorded or run, and nothing that could be in them."""
+    captures, replays = _counter(record, "captures") or 0, _counter(record, "replays") or 0
+    shown = f"captures are {captures:,.0f} and replays {replays:,.0f}"
+    if captures + replays > 0 and _counter(record, "segments") == 0:
+        return f"{shown}, and the step has no captured segment"
+    runs, eager = _counter(record, "kernel_runs"), _counter(record, "eager_launches")
+    if replays > 0 and runs is not None and runs == eager:
+        return f"{shown}, and all {runs:,.0f} kernels ran outside a graph"
+    return ""
 
 
 def _on_card(record: RunRecord, certificate: Certificate) -> Iterator[str]:

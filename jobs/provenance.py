@@ -23,6 +23,9 @@ HARNESS_SUFFIXES = frozenset({".py", ".json", ".j2", ".css", ".js"})
 # A wheel carries the migrations and sweeps under jobs/, a checkout beside it: neither changes how a run is judged.
 HARNESS_APART = frozenset({"jobs/migrations", "jobs/sweeps"})
 
+SHELL = ("bash", "-euo", "pipefail", "-c")
+"""What runs a sweep file's commands: builds, and arms that are programs."""
+
 SourceKind = Literal["checkout", "installed", "path", "git"]
 
 
@@ -30,7 +33,8 @@ SourceKind = Literal["checkout", "installed", "path", "git"]
 class ModelSource:
     """Where a model comes from: a folder, or a zoo name (with a seed for a made-up one). One of the two is set.
 
-    `layers` of a geometry, None for all; `hollow`: a build without its weights, or a folder that may be.
+    `layers` of a geometry, None for all; `hollow`: a build without its weights, or a folder that may be. `any_files`:
+    no engine of ours will load it, so that it may be any file or folder.
     """
 
     path: Path | None = None
@@ -38,18 +42,21 @@ class ModelSource:
     seed: int | None = None
     layers: int | None = None
     hollow: bool = False
+    any_files: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ArmSource:
     """Where an arm's engine comes from; `value` is the git ref or the absolute folder, empty otherwise.
 
-    `build`: what must be run in the whole tree of that source before it can serve.
+    `build`: what must be run in the whole tree of that source before it can serve. `program`: what serves is a command
+    in that tree, which need hold no engine.
     """
 
     kind: SourceKind
     value: str = ""
     build: BuildPlan | None = None
+    program: bool = False
 
 
 @dataclass(frozen=True, slots=True)

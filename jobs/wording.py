@@ -149,7 +149,8 @@ def _same_as_base(arms: Sequence[ArmPlan]) -> str:
 
 
 def _compared(arm: ArmPlan) -> tuple[object, ...]:
-    return (arm.adapter, arm.tree_digest, repr(sorted(arm.config.items())), sorted(arm.env.items()))
+    run_by = (arm.adapter, arm.command, arm.reads)
+    return (*run_by, arm.tree_digest, repr(sorted(arm.config.items())), sorted(arm.env.items()))
 
 
 def _one_config(doc: JudgeInput) -> bool:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 from engine.tokens import Tokens
 from engine.zoo import MODELS, build, model_digest
+from jobs.adapters.model_files import AnyModelDigests
 from jobs.arm_build import Built, build_place, build_tree, find_built
 from jobs.errors import SpecError
-from jobs.git_trees import CheckoutState, checkout_state, export_engine
+from jobs.git_trees import CheckoutState, checkout_state, export_engine, toplevel
 from jobs.model import BuildFailure, BuildPlan
 from jobs.provenance import (
     ArmSource,
@@ -22,7 +23,7 @@ from jobs.provenance import (
     snapshot,
     tree_digest,
 )
-from jobs.whole_trees import OURS, WholeTree, whole_folder, whole_ref
+from jobs.whole_trees import OURS, WholeTree, place_program, whole_folder, whole_ref
 from orchestrator.settings import Settings
 from reports.redact import redact
 
@@ -50,6 +51,8 @@ class LocalResolver:
 
     def _read_model(self, name: str, source: ModelSource) -> ResolvedModel:
         if source.path is not None:
+            if source.any_files and source.path.exists():
+                return ResolvedModel(source.path, AnyModelDigests()(source.path))
             if not source.path.is_dir():
                 raise SpecError(f"model {name}: no folder {source.path}", "give a model's folder, or build: NAME")
             return ResolvedModel(source.path, model_digest(source.path, hollow=source.hollow))
@@ -76,6 +79,9 @@ class LocalResolver:
         """An engine tree, copied aside when it could change under the runs; built there when the arm asks for that."""
         if source.build is not None:
             return self._built(name, source, source.build)
+        if source.program:
+            tree, commit = self.whole(name, source)
+            return ResolvedArm(*place_program(tree, self.settings.trees), commit)
         if source.kind == "installed":
             return ResolvedArm(None, tree_digest(own_root()))
         if source.kind == "path":
@@ -87,14 +93,17 @@ class LocalResolver:
         return ResolvedArm(place, digest, _commit_words(checkout_state(checkout)))
 
     def whole(self, name: str, source: ArmSource) -> tuple[WholeTree, str | None]:
-        """All of an arm's source, as a build needs it, and its commit where it has one."""
+        """All of an arm's source, as a build or a program needs it, and its commit where it has one."""
         if source.kind == "path":
-            return whole_folder(Path(source.value)), None
+            return whole_folder(Path(source.value), program=source.program), None
         if source.kind == "git":
-            return whole_ref(self._repository(), source.value)
+            repository = self._around() if source.program else self._repository()
+            return whole_ref(repository, source.value, program=source.program)
         assert source.kind == "checkout", source
-        checkout = self._checkout(name)
-        return whole_folder(checkout), _commit_words(checkout_state(checkout, (".", f":(exclude){OURS}")))
+        checkout = self._around() if source.program else self._checkout(name)
+        return whole_folder(checkout, program=source.program), _commit_words(
+            checkout_state(checkout, (".", f":(exclude){OURS}"))
+        )
 
     def _built(self, name: str, source: ArmSource, build: BuildPlan) -> ResolvedArm:
         tree, commit = self.whole(name, source)
@@ -110,6 +119,10 @@ class LocalResolver:
             self._failed[place] = failure
         self.tell(f"arm {name}: build failed: {failure.reason} (log in {place / 'log'})")
         return ResolvedArm(None, "", commit, failure)
+
+    def _around(self) -> Path:
+        """The working tree around the current folder, or that folder: what a program's checkout is."""
+        return toplevel(self.settings.cwd) or self.settings.cwd
 
     def _repository(self) -> Path:
         return find_checkout(self.settings.cwd) or self.settings.cwd
@@ -150,7 +163,7 @@ class DryResolver:
         if source.build is None:
             return self.real.arm(name, source)
         tree, commit = self.real.whole(name, source)
-        found = find_built(build_place(tree, source.build, self.real.settings.trees), source.build)
+        found = find_built(tree, build_place(tree, source.build, self.real.settings.trees), source.build)
         if found is None:
             self.unbuilt[name] = source.build.command
             return ResolvedArm(None, "", commit)

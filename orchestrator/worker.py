@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from jobs.adapters.base import Adapter, RunOrder, RunPlace, RunResult
+from jobs.adapters.command import CommandAdapter
 from jobs.adapters.native import NativeAdapter
 from jobs.adapters.native_forced import ForceOrder, adjudicate
 from jobs.errors import Unstorable
@@ -77,7 +78,9 @@ class GpuWorker:
     probe: CardProbe
     environ: Mapping[str, str]
     stopped: Callable[[], bool] = lambda: False
-    adapters: Mapping[str, Adapter] = field(default_factory=lambda: {"native": NativeAdapter()})
+    adapters: Mapping[str, Adapter] = field(
+        default_factory=lambda: {"native": NativeAdapter(), "command": CommandAdapter()}
+    )
     _lock: CardLock | None = None
     _child: int | None = None
 

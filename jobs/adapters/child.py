@@ -28,6 +28,7 @@ DRAIN_S = 2.0
 MAX_LINE_BYTES = 64 << 20
 MAX_KEPT_BYTES = 128 << 20
 """All lines that are kept of one child; each costs several times its length as objects."""
+MAX_OUTPUT_BYTES = 16 << 20
 
 # argv: parent PID, control fd or -1, then the program. 1 is PR_SET_PDEATHSIG. The parent may have died before the call.
 _LAUNCHER = (
@@ -43,6 +44,8 @@ class ChildOrder:
     """What to start. `argv` may hold "{result_fd}" and "{control_fd}"; `env` is the whole environment.
 
     `timeout_s` bounds the whole child, and `start_timeout_s` (None: nothing) the time to its first line.
+    `result_variable` names a variable that tells the child the path of its result stream. With `keeps_stdout` what it
+    prints there is kept beside the log, up to MAX_OUTPUT_BYTES.
     """
 
     argv: tuple[str, ...]
@@ -53,6 +56,8 @@ class ChildOrder:
     start_timeout_s: float | None = None
     term_grace_s: float = 3.0
     log_cap_bytes: int = 128 << 10
+    result_variable: str = ""
+    keeps_stdout: bool = False
 
 
 @dataclass(slots=True)
@@ -76,6 +81,7 @@ class ChildEnd:
     bad_reason: str = ""
     bad_rest: dict[str, Any] = field(default_factory=dict)
     cut_off: bool = False
+    stdout: bytearray = field(default_factory=bytearray)  # a byte more than is kept where there was more
     log_tail: str = ""
     wall_s: float = 0.0
     leftovers: tuple[int, ...] = ()
@@ -95,12 +101,14 @@ def run_child(
     result_read, result_write = os.pipe()
     control_read, control_write = os.pipe()
     log_read, log_write = os.pipe()
-    child_ends = (result_write, control_read, log_write)
+    out_read, out_write = os.pipe() if order.keeps_stdout else (-1, log_write)
+    child_ends = {result_write, control_read, log_write, out_write}
+    own_reads = (result_read, log_read, *([out_read] if order.keeps_stdout else []))
     try:
         brood = Brood.expected()
-        process = _spawn(order, brood.mark, result_write, control_read, log_write)
+        process = _spawn(order, brood.mark, result_write, control_read, log_write, out_write)
     except OSError:
-        for fd in (result_read, control_write, log_read):
+        for fd in (*own_reads, control_write):
             os.close(fd)
         raise
     finally:
@@ -109,14 +117,22 @@ def run_child(
     end = ChildEnd(process.pid)
     log = CappedLog(order.log_path, order.log_cap_bytes)
     reader = _LineReader(end, on_line)
+    feeds: dict[int, Callable[[bytes], None]] = {result_read: reader.feed, log_read: log.feed}
+
+    def keep(data: bytes) -> None:
+        log.feed(data)
+        end.stdout += data[: MAX_OUTPUT_BYTES + 1 - len(end.stdout)]
+
+    if order.keeps_stdout:
+        feeds[out_read] = keep
     try:
         on_spawn(process.pid)
-        _attend(process, order, end, brood, {result_read: reader.feed, log_read: log.feed}, stopped)
+        _attend(process, order, end, brood, feeds, stopped)
     finally:
         os.close(control_write)
         _end_group(process, order.term_grace_s)
         end.leftovers = tuple(sorted({*end.leftovers, *brood.end()}))
-        for fd in (result_read, log_read):
+        for fd in own_reads:
             os.close(fd)
         log.close()
     reader.finish()
@@ -126,14 +142,17 @@ def run_child(
     return end
 
 
-def _spawn(order: ChildOrder, mark: str, result_fd: int, control_fd: int, log_fd: int) -> subprocess.Popen[bytes]:
+def _spawn(
+    order: ChildOrder, mark: str, result_fd: int, control_fd: int, log_fd: int, out_fd: int
+) -> subprocess.Popen[bytes]:
     argv = [a.format(result_fd=result_fd, control_fd=control_fd) if a.startswith("{") else a for a in order.argv]
+    told = {order.result_variable: f"/dev/fd/{result_fd}"} if order.result_variable else {}
     return subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv],
-        env={**order.env, MARK: mark},
+        env={**order.env, MARK: mark, **told},
         cwd=order.cwd,
         stdin=subprocess.DEVNULL,
-        stdout=log_fd,
+        stdout=out_fd,
         stderr=log_fd,
         pass_fds=(result_fd, control_fd),
         process_group=0,

@@ -12,14 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.interrupt import INTERRUPTED
+from jobs.adapters import ends
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
-from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_child
-from jobs.adapters.model_files import ModelDigests, last_changed
-from jobs.adapters.native_record import Known, Stream, record_of
+from jobs.adapters.child import ChildOrder, allowed_environment, run_child
+from jobs.adapters.model_files import ModelDigests, model_fault
+from jobs.adapters.native_record import Known, Stream, outside_vocabulary, record_of
 from jobs.errors import SpecError
-from jobs.excerpt import first_words
-from jobs.model import PLAN_ONLY, ArmPlan, CellPlan, RunRecord
+from jobs.model import PLAN_ONLY, ArmPlan, CellPlan
 from jobs.provenance import own_root, tree_digest
 
 PROTOCOL = 1
@@ -40,18 +39,6 @@ ENVIRONMENT = (
 
 FIXED_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
-_KINDS = {
-    10: "bad_request",
-    11: "model_files",
-    12: "unsupported",
-    13: "refused",
-    14: "out_of_memory",
-    15: "non_finite",
-    16: "device",
-}
-_RETRIED_KINDS = frozenset({"out_of_memory", "device"})
-"""Ends that another attempt may not meet; the others are the same each time, being facts of the arm."""
-
 
 class NativeAdapter:
     """Runs `python -P -m engine run` from the arm's tree."""
@@ -66,7 +53,7 @@ class NativeAdapter:
         tree, digest, wrong = checked_tree(order.arm)
         if wrong:
             return RunResult("failed", None, wrong)
-        if fault := self._model_fault(order):
+        if fault := model_fault(self._models, order.cell):
             return RunResult("failed", None, f"provenance: {fault}")
         known = Known(digest, self._models(Path(order.cell.model_path)))
         request = place.scratch / "request.json"
@@ -82,25 +69,12 @@ class NativeAdapter:
         except OSError as exc:
             return RunResult("failed", None, f"the engine could not be started: {exc}", retry=True, fault="start")
         stream = Stream.of(end)
-        lie = verify(order, tree, stream) or self._model_fault(order)
-        kind, reason, retry = _outcome(end, stream, lie)
+        stream.fault = stream.fault or outside_vocabulary(order.cell, stream)
+        lie = verify(order, tree, stream) or model_fault(self._models, order.cell)
+        kind, reason, retry = ends.outcome(end, stream, lie)
         error = None if kind == "measured" else reason
         record = record_of(order, end, stream, known, started, place.utc_now(), error)
-        return _result(kind, record, reason, retry, end)
-
-    def _model_fault(self, order: RunOrder) -> str | None:
-        """What is wrong with the model's files, as this process reads them, against the plan."""
-        try:
-            digest = self._models(Path(order.cell.model_path))
-        except SpecError as exc:
-            return f"model {order.cell.model}: {exc}"
-        if not order.cell.model_digest or digest == order.cell.model_digest:
-            return None
-        return (
-            f"model {order.cell.model} in {order.cell.model_path} has digest {digest[:12]}, the plan says "
-            f"{order.cell.model_digest[:12]}: it changed since the sweep was submitted; "
-            f"{last_changed(Path(order.cell.model_path))}"
-        )
+        return ends.result_of(kind, record, reason, retry, end)
 
 
 def request_document(cell: CellPlan, arm: ArmPlan, card_uuid: str | None) -> dict[str, Any]:
@@ -178,50 +152,8 @@ def _child_order(python: str, order: RunOrder, place: RunPlace, request: Path) -
     )
 
 
-def _outcome(end: ChildEnd, stream: Stream, lie: str | None) -> tuple[str, str, bool]:
-    """(measured or a failure's kind, reason, whether to try again)."""
-    if end.stopped:
-        return "cancelled", "stopped by the user", False
-    if end.timed_out:
-        late = "running: no end" if end.spoke else "spawning: no word"
-        return "timeout", f"timeout: {late} within {end.wall_s:.0f} s", True
-    if lie:
-        return "provenance", f"provenance: {lie}", False
-    if stream.fault and end.signal is None:  # who died while writing crashed, and says no more than that
-        return "protocol", f"protocol: {stream.fault}", False
-    if stream.error is not None and stream.error.kind != INTERRUPTED:  # then the signal says it all
-        kind, remedy = stream.error.kind, stream.error.remedy
-        words = f"{kind}: {stream.error.message}" + (f" ({remedy})" if remedy else "")
-        return kind, words, kind in _RETRIED_KINDS
-    if end.signal is not None:
-        return "crash", f"crash: ended by signal {end.signal}", True
-    if stream.fault:
-        return "protocol", f"protocol: {stream.fault}", False
-    if end.exit_code == 0 and stream.result is not None:
-        return "measured", "", False
-    kind = _KINDS.get(end.exit_code or 0, "crash")
-    what = "no result" if end.exit_code == 0 else f"exit {end.exit_code}"
-    return kind, f"{kind}: {what}; {last_log_line(end)}", kind not in _KINDS.values() or kind in _RETRIED_KINDS
-
-
-def _result(kind: str, record: RunRecord, reason: str, retry: bool, end: ChildEnd) -> RunResult:
-    if kind == "measured":
-        return RunResult("measured", record, leftovers=end.leftovers)
-    if kind == "cancelled":
-        return RunResult("cancelled", record, reason, leftovers=end.leftovers)
-    if kind == "refused":
-        return RunResult("refused", record, reason, leftovers=end.leftovers, fault=kind)
-    return RunResult("failed", record, reason, retry, end.leftovers, fault=kind)
-
-
 def _changed_words(arm: ArmPlan, tree: Path, digest: str) -> str:
     return (
         f"provenance: engine of arm {arm.name} in {tree} has digest {digest[:12]}, the plan says "
         f"{arm.tree_digest[:12]}: it changed since the sweep was submitted"
     )
-
-
-def last_log_line(end: ChildEnd) -> str:
-    """The last words of a child that said nothing else."""
-    lines = [line for line in end.log_tail.splitlines() if line.strip()]
-    return f"log ends: {first_words(lines[-1], 300)}" if lines else "the log is empty"

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 
 from jobs.adapters.base import RunPlace
 from jobs.adapters.child import ChildOrder, run_child
+from jobs.adapters.ends import last_log_line
 from jobs.adapters.model_files import ModelDigests
-from jobs.adapters.native import checked_tree, child_environment, last_log_line
+from jobs.adapters.native import checked_tree, child_environment
 from jobs.errors import SpecError
 from jobs.model import ArmPlan, CellPlan
 from jobs.near_tie import Adjudication, FollowUp, ForcedPosition

@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,7 +20,8 @@ from jobs.adapters.child import ChildEnd
 from jobs.adapters.child_line import HIGH, LOW
 from jobs.excerpt import first_words
 from jobs.metrics import derive
-from jobs.model import Equation, Generation, KeyBytes, Missing, Reading, RunRecord, SeamRow, SequenceTokens
+from jobs.model import CellPlan, Equation, Generation, KeyBytes, Missing, Reading, RunRecord, SeamRow, SequenceTokens
+from jobs.model_bounds import model_bounds
 
 Piece = TypeVar("Piece", bound=BaseModel)
 
@@ -48,7 +50,7 @@ class Hello(Line):
     """What a child says of itself before it measures."""
 
     protocol: int
-    module_path: str
+    module_path: str = ""  # of an engine that is imported
     effective_config: dict[str, dict[str, Any]] = {}
     device: HelloDevice
     model: HelloModel = HelloModel()
@@ -136,6 +138,8 @@ class Stream:
         made = _build(Generation, line)
         if made.index in {earlier.index for earlier in self.generations}:
             raise Fault(f"generation {made.number} a second time")
+        if self.generations and made.index < self.generations[-1].index:
+            raise Fault(f"generation {made.number} stands after generation {self.generations[-1].number}")
         if any(token < 0 for sequence in made.sequences for token in sequence.ids):
             raise Fault("ids: a negative id")
         return made
@@ -146,6 +150,20 @@ class Stream:
         told = line.get("counters")
         if line.get("type") in ("result", "error") and isinstance(told, dict) and not (self.result or self.error):
             self.salvaged = {str(name): _salvaged(value) for name, value in told.items()}
+
+
+def outside_vocabulary(cell: CellPlan, stream: Stream) -> str | None:
+    """The first id that the cell's model does not have, in words; None where all are, or its folder does not say."""
+    vocabulary = model_bounds(Path(cell.model_path)).vocabulary
+    if vocabulary is None:
+        return None
+    for generation in stream.generations:
+        for tokens in generation.sequences:
+            for index, token in enumerate(tokens.ids):
+                if token >= vocabulary:
+                    where = f"at index {index} of generation {generation.number}"
+                    return f"id {token} {where} is outside the model's vocabulary, which ends at {vocabulary - 1}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,14 @@ from jobs.metrics import METRICS, counters_of, expression_names
 from jobs.model import ArmRole
 from jobs.spec.faults import first_of, nearest
 from jobs.spec.form import ArmForm, BuildForm, ExpectationsForm, SweepForm
+from jobs.spec.programs import check_programs
 from jobs.spec.unbuilt import unbuilt
 from jobs.spec.yaml_lines import Path_, Source
 
 AXES_APART = ("model", "prompt")
-VARIES_APART = ("build", "env")
-"""What `varies` may name beside engine config names: the engine's code, and the arm's environment."""
+VARIES_APART = ("build", "env", "program")
+"""What `varies` may name beside engine config names: the engine's code, the arm's environment, and its adapter with
+what that is told."""
 
 SOURCES = "checkout, installed, path:DIR, git:REF, or like: ARM in place of a source"
 MOST_CELLS = 10_000
@@ -44,7 +46,9 @@ def check_sweep(form: SweepForm, source: Source) -> None:
         *unbuilt(form, source),
     ]
     if not faults:  # these need arms whose `like` is sound
-        faults = [*_roles(form, source), *_differences(form, source), *_unbuildable(form, source)]
+        arms = {name: merged(form, name) for name in form.arms}
+        programs = check_programs(form, arms, source)
+        faults = [*_roles(form, source), *_differences(form, source), *_unbuildable(form, source), *programs]
     if faults:
         raise first_of(faults)
 
@@ -60,6 +64,9 @@ def merged(form: SweepForm, name: str) -> ArmForm:
             source=arm.source or made.source,
             role=arm.role,
             adapter=arm.adapter or made.adapter,
+            command=arm.command or made.command,
+            counters=arm.counters if arm.counters is not None else made.counters,
+            reads=arm.reads if "reads" in arm.model_fields_set else made.reads,
             build=arm.build if "build" in arm.model_fields_set else made.build,  # `build: null` takes none over
             config={**made.config, **arm.config},
             env={**made.env, **arm.env},
@@ -329,14 +336,21 @@ def _differences(form: SweepForm, source: Source) -> Iterator[SpecError]:
             yield source.error(("arms", name), f"the null arm {name!r} differs from base", "write it as {like: base}")
             continue
         differing = [key for key in {**base.config, **arm.config} if _value(base, key) != _value(arm, key)]
-        for key in [*differing, *(["env"] if arm.env != base.env else [])]:
+        apart = [("env", arm.env != base.env), ("program", _program(arm) != _program(base))]
+        for key in [*differing, *(key for key, differs in apart if differs)]:
             if key not in form.varies:
-                path: Path_ = ("arms", name, "env") if key == "env" else ("arms", name, "config", key)
+                places: dict[str, Path_] = {"env": ("arms", name, "env"), "program": ("arms", name)}
+                path = places.get(key, ("arms", name, "config", key))
                 yield source.error(path, f"arm {name!r} differs from base in {key}", f"name it: varies: [{key}]")
 
 
 def _made_of(arm: ArmForm) -> tuple[Any, ...]:
-    return (arm.source, arm.build, arm.config, arm.env)
+    return (arm.source, arm.build, arm.config, arm.env, _program(arm))
+
+
+def _program(arm: ArmForm) -> tuple[Any, ...]:
+    """What an arm is run by: another unit or another place of a figure is another measure."""
+    return (arm.adapter or "native", arm.command, arm.counters, arm.reads)
 
 
 def _value(arm: ArmForm, key: str) -> Any:

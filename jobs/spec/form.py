@@ -69,13 +69,39 @@ class BuildForm(Form):
     timeout_s: Seconds = 1800.0
 
 
+class FigureForm(Form):
+    """One figure that a program prints: where it stands, and in which unit."""
+
+    at: Text
+    unit: Text
+
+
+class ReadsForm(Form):
+    """How what a program prints is read: paths into one JSON document, or patterns with one group for its text."""
+
+    format: Literal["json", "text"]
+    generations: Text | None = None
+    ids: Text | None = None
+    stop: Text | None = None
+    prefill: FigureForm | None = None
+    steps: FigureForm | None = None
+    counters: dict[str, FigureForm] = {}
+    config: dict[str, Text] = {}
+
+
 class ArmForm(Form):
-    """One build and config under comparison. `like` takes another arm's values; what is written here replaces them."""
+    """One build and config under comparison. `like` takes another arm's values; what is written here replaces them.
+
+    `command`, `counters` (those that it tells) and `reads` go with the adapter `command`.
+    """
 
     source: Text | None = None
     like: Text | None = None
     role: ArmRole | None = None
-    adapter: Literal["native"] | None = None
+    adapter: Literal["native", "command"] | None = None
+    command: Text | None = None
+    counters: tuple[Text, ...] | None = None
+    reads: ReadsForm | None = None
     build: BuildForm | None = None
     config: dict[str, OneValue] = {}
     env: dict[str, str] = {}

@@ -23,11 +23,13 @@ from jobs.model import (
     RunSettings,
     Witness,
 )
-from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel, Resolver
+from jobs.model_bounds import model_bounds
+from jobs.provenance import SHELL, ArmSource, ModelSource, ResolvedArm, ResolvedModel, Resolver
+from jobs.reads import Reads
 from jobs.spec.checks import AXES_APART, check_sweep, merged, role_of
 from jobs.spec.faults import parse
-from jobs.spec.fits import model_bounds
 from jobs.spec.form import Scalar, SweepForm
+from jobs.spec.programs import told_counters
 from jobs.spec.requests import check_requests, config_place
 from jobs.spec.reviewed import OnDisk, expectations, load_reviewed, reviewed
 from jobs.spec.yaml_lines import Path_, Source, read_file
@@ -100,8 +102,9 @@ def _model(spec: SweepSpec, name: str, resolver: Resolver) -> ResolvedModel:
     form = spec.form.models[name]
     path = None if form.path is None else _on_disk(spec, ("models", name, "path"), form.path)
     hollow = form.hollow or (path is not None and spec.form.run.arithmetic == "none")
+    programs = all(merged(spec.form, arm).adapter == "command" for arm in spec.form.arms)
     try:
-        return resolver.model(name, ModelSource(path, form.build, form.seed, form.layers, hollow))
+        return resolver.model(name, ModelSource(path, form.build, form.seed, form.layers, hollow, programs))
     except (SpecError, EngineError) as error:
         raise _placed(spec, ("models", name, "path" if form.build is None else "build"), error) from error
 
@@ -132,7 +135,10 @@ def _written(spec: SweepSpec, name: str) -> ArmPlan:
         adapter=arm.adapter or "native",
         config=arm.config,
         env=arm.env,
+        command=() if arm.command is None else (*SHELL, arm.command),
         build=None if arm.build is None else BuildPlan(**arm.build.model_dump()),
+        counters=told_counters(arm),
+        reads=None if arm.reads is None else Reads(**arm.reads.model_dump(exclude_none=True)),
     )
 
 
@@ -143,7 +149,7 @@ def _resolved(spec: SweepSpec, arm: ArmPlan, resolver: Resolver) -> ArmPlan:
     if kind == "path":
         value = str(_on_disk(spec, path, value))
     try:
-        found: ResolvedArm = resolver.arm(arm.name, ArmSource(kind, value, arm.build))  # type: ignore[arg-type]
+        found: ResolvedArm = resolver.arm(arm.name, ArmSource(kind, value, arm.build, arm.adapter == "command"))  # type: ignore[arg-type]
     except SpecError as error:
         raise _placed(spec, path, error) from error
     told = {

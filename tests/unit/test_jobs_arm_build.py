@@ -52,7 +52,7 @@ def failed(tmp_path: Path, asked: BuildPlan) -> BuildFailure:
     done = build_tree(source(), asked, tmp_path / "cache", ENVIRON)
     assert isinstance(done, BuildFailure), done
     place = build_place(source(), asked, tmp_path / "cache")
-    assert find_built(place, asked) is None
+    assert find_built(source(), place, asked) is None
     assert not (place / "tree").exists()
     assert (place / "log").is_file()
     return done
@@ -130,7 +130,7 @@ def test_a_build_whose_files_were_touched_is_made_anew(tmp_path: Path, name: str
     asked = plan(counted(tmp_path / "count"))
     first = built(tmp_path, asked)
     (first.tree / name).write_text("touched")
-    assert find_built(first.tree.parent, asked) is None
+    assert find_built(source(), first.tree.parent, asked) is None
     assert built(tmp_path, asked) == first
     assert tree_digest(first.tree, asked.outputs) == first.digest
     assert (tmp_path / "count").read_text() == "ran\nran\n"

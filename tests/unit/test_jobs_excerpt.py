@@ -8,7 +8,7 @@ import pytest
 
 from jobs.adapters.capped_log import CappedLog
 from jobs.adapters.child import ChildEnd
-from jobs.adapters.native import last_log_line
+from jobs.adapters.ends import last_log_line
 from jobs.arm_build import LINE_CHARS, _tail
 from jobs.excerpt import GONE, first_words, last_lines
 from reports.redact import redact

@@ -137,10 +137,13 @@ def test_a_counter_that_could_be_there_is_asked_for(documents: Any, tokens: int,
 
 # ---- capture -----------------------------------------------------------------------------------------------------
 
+EAGER = {"segments": 0, "captures": 0, "replays": 0}
+
 
 @pytest.mark.parametrize("name", ["segments", "replays"])
 def test_capture_that_is_lost_is_a_regression(documents: Any, name: str) -> None:
-    verdict = verdict_of(documents.sweep(head=documents.stable_arm(changes={name: 0})))
+    changes = EAGER if name == "segments" else {name: 0}
+    verdict = verdict_of(documents.sweep(head=documents.stable_arm(changes=changes)))
     assert (verdict.outcome, verdict.exit_code) == ("REGRESSED", 1)
     row = exact(verdict, name)
     assert (row.klass, row.gating) == ("regressed", True)
@@ -150,7 +153,7 @@ def test_capture_that_is_lost_is_a_regression(documents: Any, name: str) -> None
 @pytest.mark.parametrize("name", ["segments", "replays"])
 def test_capture_that_differs_on_purpose_is_neutral_with_a_note(documents: Any, name: str) -> None:
     off = {"policy": "lru", "capture": False}
-    head = documents.arm(config=off, effective={"capture": False}, changes={"segments": 0, "replays": 0})
+    head = documents.arm(config=off, effective={"capture": False}, changes=EAGER)
     verdict = verdict_of(documents.sweep(head=head, varies=("capture",)))
     assert (verdict.outcome, verdict.exit_code) == ("PASS", 0)
     assert (exact(verdict, name).klass, exact(verdict, name).gating) == ("neutral", name == "segments")
@@ -159,13 +162,13 @@ def test_capture_that_differs_on_purpose_is_neutral_with_a_note(documents: Any, 
 
 def test_capture_declined_by_the_engine_is_no_purpose(documents: Any) -> None:
     """`varies` names capture, and both arms were asked for it."""
-    head = documents.arm(changes={"segments": 0, "replays": 0})
+    head = documents.arm(changes=EAGER)
     verdict = verdict_of(documents.sweep(head=head, varies=("capture",)))
     assert (verdict.outcome, verdict.exit_code) == ("REGRESSED", 1)
 
 
 def test_capture_that_is_gained_is_neither_better_nor_worse(documents: Any) -> None:
-    base = documents.arm(changes={"segments": 0, "replays": 0})
+    base = documents.arm(changes=EAGER)
     verdict = verdict_of(documents.sweep(base=base, head=documents.arm()))
     assert (verdict.outcome, verdict.exit_code) == ("PASS", 0)
     assert exact(verdict, "segments").klass == "neutral"

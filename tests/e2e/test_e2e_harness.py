@@ -1,0 +1,57 @@
+"""The harness of docs/adapters.md as it stands there, run against an engine in a repository by the sweep file there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from orchestrator.conclude import Concluded
+from orchestrator.selftest.stage import Stage
+
+ENGINE = """\
+#!/bin/sh
+ids=
+for id in $2; do ids="$ids,$((id * $(wc -c < "$1") % 97))"; done
+seq -s, 1 "$3" | sed "s/^[^,]*,[^,]*,[^,]*,[^,]*/${ids#,}/"
+"""
+
+
+@pytest.fixture
+def repository(checkout: Path, tmp_path: Path) -> Path:
+    """Somebody's engine with the harness and the sweep file of the page, committed."""
+    page = (checkout / "docs/adapters.md").read_text()
+    here = tmp_path / "theirs"
+    here.mkdir()
+    [harness] = re.findall(r"```text\n(#!/bin/sh\n.*?)```", page, re.DOTALL)
+    assert len(harness.splitlines()) <= 10
+    for name, text in (("bench.sh", harness), ("my-engine", ENGINE)):
+        (here / name).write_text(text)
+        (here / name).chmod(0o755)
+    (here / "model.gguf").write_bytes(b"GGUF" * 100)
+    (here / "my-engine.yaml").write_text(re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0])
+    who = ("-c", "user.name=t", "-c", "user.email=t@example.invalid", "-c", "init.defaultBranch=main")
+    for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "one")):
+        subprocess.run(["git", *who, *words], cwd=here, check=True)
+    return here
+
+
+def swept(repository: Path, tmp_path: Path) -> Concluded:
+    return Stage(tmp_path / "stage", {"PATH": os.environ["PATH"]}).play("theirs", repository / "my-engine.yaml")
+
+
+def test_a_shell_harness_of_ten_lines_is_compared(repository: Path, tmp_path: Path) -> None:
+    verdict = swept(repository, tmp_path).verdict
+    assert (verdict.outcome, verdict.exit_code) == ("PASS", 0), [f.message for f in verdict.findings]
+    assert [row.klass for row in verdict.cells[0].identity if row.what == "pair"] == ["IDENTICAL"]
+    assert verdict.cells[0].arms[0].stop_reasons == {"length": 6}
+
+
+def test_a_changed_engine_is_found_by_its_tokens(repository: Path, tmp_path: Path) -> None:
+    (repository / "my-engine").write_text(ENGINE.replace("% 97", "% 89"))
+    done = swept(repository, tmp_path)
+    assert (done.verdict.outcome, done.verdict.exit_code) == ("UNADJUDICATED", 1), "it says no gaps, and was not forced"
+    assert "UNADJUDICATED" in done.comment.read_text()

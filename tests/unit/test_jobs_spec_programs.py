@@ -1,0 +1,125 @@
+"""What a sweep file must say of arms that are programs, and what it may not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from jobs.errors import SpecError
+from jobs.provenance import SHELL, ArmSource, ModelSource
+from jobs.spec import load, plan
+from tests.unit.test_jobs_spec import FakeResolver
+
+T = TypeVar("T")
+SWEEP = """\
+sweep: theirs
+models: {{m: {{path: m.gguf}}}}
+prompts: {{p: {{ids: [1, 2]}}}}
+arms:
+  base: {{source: "git:main", {base}}}
+  head: {{like: base, source: checkout{head}}}
+run: {{tokens: 4}}
+{more}
+"""
+SPEAKS = "adapter: command, command: ./b, counters: [htod_bytes]"
+READS = "adapter: command, command: ./b, reads: {{format: {format}, ids: '{ids}', {more}}}"
+COUNTED = "counters: {{htod_bytes: {{at: n, unit: {unit}}}}}"
+
+
+def spec_of(tmp_path: Path, base: str, head: str = "", more: str = "") -> Path:
+    (tmp_path / "sweep.yaml").write_text(SWEEP.format(base=base, head=head, more=more))
+    return tmp_path / "sweep.yaml"
+
+
+def asked_of(resolver: FakeResolver, kind: type[T]) -> list[T]:
+    """What a resolver was asked of one kind."""
+    return [thing for told in resolver.asked if isinstance(told, tuple) for thing in told if isinstance(thing, kind)]
+
+
+def test_a_program_is_planned_with_its_tree_and_any_model(tmp_path: Path) -> None:
+    resolver = FakeResolver()
+    base, head = plan(load(spec_of(tmp_path, SPEAKS)), resolver).arms
+    assert (base.adapter, base.command, base.counters) == ("command", (*SHELL, "./b"), ("htod_bytes",))
+    assert head.command == base.command, "like takes it over"
+    trees, models = asked_of(resolver, ArmSource), asked_of(resolver, ModelSource)
+    assert len(trees) == 2 and all(tree.program for tree in trees)
+    assert [model.any_files for model in models] == [True]
+
+
+def test_an_arm_of_ours_among_them_needs_a_model_of_ours(tmp_path: Path) -> None:
+    resolver = FakeResolver()
+    path = spec_of(tmp_path, SPEAKS, more="varies: [program]")
+    path.write_text(path.read_text().replace("  head: {like: base, source: checkout", "  head: {source: checkout"))
+    plan(load(path), resolver)
+    assert [model.any_files for model in asked_of(resolver, ModelSource)] == [False]
+
+
+def test_a_mapping_is_planned_as_it_is_written(tmp_path: Path) -> None:
+    more = COUNTED.format(unit="MiB") + ", steps: {at: itl, unit: us}"
+    base, _ = plan(load(spec_of(tmp_path, READS.format(format="json", ids="t", more=more))), FakeResolver()).arms
+    assert base.counters == ("htod_bytes",)
+    assert base.reads is not None and base.reads.steps is not None
+    assert (base.reads.counters["htod_bytes"].unit, base.reads.steps.at) == ("MiB", "itl")
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "more", "says"),
+    [
+        ("command: ./b", "", "", "command goes with adapter: command"),
+        ("counters: [hits]", "", "", "counters goes with adapter: command"),
+        ("adapter: command, counters: [htod_bytes]", "", "", "arm 'base' has no command"),
+        ("adapter: command, command: ' ', counters: [htod_bytes]", "", "", "arm 'base' has no command"),
+        ("adapter: command, command: ./b", "", "", "tells no counter that gates"),
+        ("adapter: command, command: ./b, counters: [hits]", "", "", "tells no counter that gates"),
+        ("adapter: command, command: ./b, counters: [htod_byte]", "", "", "unknown counter 'htod_byte'"),
+        (SPEAKS, ", command: ./c", "", "arm 'head' differs from base in program"),
+        (SPEAKS, ", counters: [segments]", "", "arm 'head' differs from base in program"),
+        (SPEAKS + ", reads: {format: json, ids: t}", "", "", "counters goes without reads"),
+        (READS.format(format="json", ids="t", more=COUNTED.format(unit="ms")), "", "", "cannot be in 'ms'"),
+        (READS.format(format="json", ids="t", more="prefill: {at: a, unit: MiB}"), "", "", "prefill is a time"),
+        (READS.format(format="text", ids="t", more=COUNTED.format(unit="B")), "", "", "'t' has 0 groups"),
+        (READS.format(format="text", ids="(t", more=COUNTED.format(unit="B")), "", "", "is no pattern"),
+        (READS.format(format="text", ids="(t)", more="generations: g"), "", "", "generations is a path into JSON"),
+        ("adapter: command, command: ./b, reads: {format: json}", "", "", "no ids are read"),
+        (
+            READS.format(format="json", ids="t", more=COUNTED.format(unit="B")),
+            "",
+            "matrix: {batch: [2]}",
+            "batch apart",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path: Path, base: str, head: str, more: str, says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(spec_of(tmp_path, base, head, more))
+    told = [str(error) for error in (caught.value, *caught.value.others)]
+    assert any(re.search(re.escape(says), text) for text in told), told
+
+
+def test_a_program_cannot_plan_alone(tmp_path: Path) -> None:
+    path = spec_of(tmp_path, SPEAKS, more="gate: {identity: off, time: off}")
+    path.write_text(path.read_text().replace("{tokens: 4}", "{tokens: 4, device: sim, arithmetic: none}"))
+    with pytest.raises(SpecError, match="a program cannot plan alone"):
+        load(path)
+
+
+def test_an_installed_program_is_refused(tmp_path: Path) -> None:
+    path = spec_of(tmp_path, SPEAKS)
+    path.write_text(path.read_text().replace("source: checkout", "source: installed"))
+    with pytest.raises(SpecError, match="there is no tree to run in"):
+        load(path)
+
+
+def test_tokens_alone_need_no_counter(tmp_path: Path) -> None:
+    base, _ = plan(
+        load(spec_of(tmp_path, "adapter: command, command: ./b", more="gate: {exact: off}")), FakeResolver()
+    ).arms
+    assert base.counters == ()
+
+
+def test_another_program_on_purpose_is_said(tmp_path: Path) -> None:
+    manifest = plan(load(spec_of(tmp_path, SPEAKS, ", command: ./c", "varies: [program]")), FakeResolver())
+    assert manifest.arms[1].command[-1] == "./c"
