@@ -13,12 +13,13 @@ from engine.kernels import Arrays, KernelDef, Params, define
 from engine.kernels.cuda import CudaForm, Geometry, NoForm, Refs
 from engine.kernels.elementwise import blocks
 from engine.kernels.moe import add_more, expert_outputs, route, tokens_of
-from engine.kernels.nbits import PROCESSORS, ROOM_BYTES, most_warps, tiled
+from engine.kernels.nbits import PROCESSORS, ROOM_BYTES, depth, division, tiled
 
 TURN = 128
 """Columns that a warp takes at a time: an expert's activations begin at a multiple of it."""
 SCRATCH = ("hidden", "share")
 """Operands that nobody reads behind the step."""
+_TURNS_EACH = ((12, 1), (31, 2), (64, 4))
 _MOST_ROWS = 65_535  # of a grid's second dimension
 
 
@@ -59,8 +60,8 @@ def _defines(refs: Refs, p: Params, side: str, k: int, n: int) -> dict[str, str 
     if f"{of}_zero_points" in refs:
         made["POINTS_PACKED"] = 1
     source = refs["x" if side == "UP" else "hidden"]
-    if k % 4 == 0 and source.offset_bytes % 16 == 0:
-        made["BY_FOUR"] = 1
+    if k % 8 == 0 and source.offset_bytes % 16 == 0:
+        made["BY_EIGHT"] = 1
     return made
 
 
@@ -81,9 +82,9 @@ def _down(refs: Refs, p: Params) -> Geometry:
 def _launch(refs: Refs, p: Params, side: str, k: int, n: int, tile_rows: int, rows: int, rows_a_token: int) -> Geometry:
     if rows > _MOST_ROWS:
         raise NoForm(f"{rows} rows at once, {_MOST_ROWS} is the most: use a smaller prefill_chunk")
-    warps, each = most_warps(k)
+    warps, each = division(blocks(k, TURN), _TURNS_EACH)
     tiles = 2 if side == "DOWN" and n >= 32 and warps >= 2 else 1
-    defines = _defines(refs, p, side, k, n) | {"TILES": tiles, "DEPTH": min(each, 4), "THREADS": 32 * warps}
+    defines = _defines(refs, p, side, k, n) | {"TILES": tiles, "DEPTH": depth(each), "THREADS": 32 * warps}
     resident = max(1, 40 // warps)
     at_once = min(blocks(n, tile_rows * tiles), max(1, PROCESSORS * resident // rows_a_token))
     return Geometry((at_once, rows), defines=defines, threads=32 * warps, shared_bytes=ROOM_BYTES * warps * each)

@@ -16,13 +16,23 @@ typedef zero_points_t points_t;
 #else
 #define POINTS_A_ROW BLOCKS
 #endif
-__device__ float zero_point(const points_t* row, int b) {
+// What is loaded for the zero point of a row's block `b`, and its value: apart, so that nobody waits for it before it is used.
+__device__ points_t stored_point(const points_t* row, int b) {
+#if !defined HAS_zero_points
+  return 0;
+#elif defined POINTS_PACKED
+  return row[b * P_bits / 8];
+#else
+  return row[b];
+#endif
+}
+__device__ float point_value(points_t stored, int b) {
 #if !defined HAS_zero_points
   return (float)(1 << (P_bits - 1));
 #elif defined POINTS_PACKED
-  return (float)code(row, b, P_bits);
+  return (float)code(&stored, b * P_bits / 4 % 2, P_bits);
 #else
-  return (float)row[b];
+  return (float)stored;
 #endif
 }
 
@@ -68,27 +78,33 @@ struct Fragment {
 struct Room {
   uint4 words[4][8];
   float2 units[4];
-  // Lane L brings elements 4L to 4L + 3.
-  __device__ void put(float4 v) {
-    const int lane = threadIdx.x % 32, odd = lane & 1, unit = lane / 8;
-    u32 top = max(max(__float_as_uint(v.x) & 0x7fffffffu, __float_as_uint(v.y) & 0x7fffffffu),
-                  max(__float_as_uint(v.z) & 0x7fffffffu, __float_as_uint(v.w) & 0x7fffffffu));
-    float part = (v.x + v.y) + (v.z + v.w);
-    for (int m = 1; m < 8; m <<= 1) {
+  // Lanes L and L + 16 bring elements 8L to 8L + 7, each half of a warp to a room of its own, or to none.
+  static __device__ void put(Room* room, float (&v)[8]) {
+    const int lane = threadIdx.x % 32, unit = lane / 4 % 4;
+    u32 top = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) top = max(top, __float_as_uint(v[i]) & 0x7fffffffu);
+    float part = ((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]));
+    for (int m = 1; m < 4; m <<= 1) {
       top = max(top, __shfl_xor_sync(0xffffffffu, top, m));
       part += __shfl_xor_sync(0xffffffffu, part, m);
     }
+    if (!room) return;
     top >>= 23;
     const u32 e = top == 255 ? 141 : top < 15 ? 15 : top;  // what is not finite is left to show; at least 2^-112
     const float up = __uint_as_float((268 - e) << 23);     // the largest element gets 2^14 to 2^15
-    if (lane % 8 == 0) units[unit] = make_float2(__uint_as_float((e - 14) << 23), part * up * SUBNORMAL);
-    v.x *= up; v.y *= up; v.z *= up; v.w *= up;
-    const u32 h0 = halves(v.x, v.y), h1 = halves(v.z, v.w);
-    const u32 l0 = halves((v.x - half_of(h0, 0)) * SPLIT, (v.y - half_of(h0, 1)) * SPLIT);
-    const u32 l1 = halves((v.z - half_of(h1, 0)) * SPLIT, (v.w - half_of(h1, 1)) * SPLIT);
-    uint2* at = (uint2*)&words[lane / 2 % 4][2 * unit] + odd;
-    at[0] = paired(h0, h1, odd);
-    at[2] = paired(l0, l1, odd);
+    if (lane % 4 == 0) room->units[unit] = make_float2(__uint_as_float((e - 14) << 23), part * up * SUBNORMAL);
+    u32 large[4], small[4];  // pairs 0 4, 2 6, 1 5 and 3 7
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = i % 2 * 2 + i / 2;
+      const float low = v[at] * up, high = v[at + 4] * up;
+      large[i] = halves(low, high);
+      small[i] = halves((low - half_of(large[i], 0)) * SPLIT, (high - half_of(large[i], 1)) * SPLIT);
+    }
+    uint4* to = &room->words[lane % 4][2 * unit];
+    to[0] = make_uint4(large[0], large[1], large[2], large[3]);
+    to[1] = make_uint4(small[0], small[1], small[2], small[3]);
   }
   __device__ void get(Fragment& x) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -96,12 +112,6 @@ struct Room {
     for (int j = 0; j < 4; ++j) x.words[j] = g / 2 == t ? words[j][g] : make_uint4(0, 0, 0, 0);
     x.factor = units[t].x;
     x.sum = units[t].y;
-  }
-  // Of eight elements in two lanes, the even lane makes pairs 0 4 and 2 6, the odd one 1 5 and 3 7.
-  static __device__ uint2 paired(u32 low, u32 high, int odd) {
-    const u32 got = __shfl_xor_sync(0xffffffffu, __byte_perm(low, high, odd ? 0x5410 : 0x7632), 1);
-    return odd ? make_uint2(__byte_perm(got, low, 0x7610), __byte_perm(got, high, 0x7632))
-               : make_uint2(__byte_perm(low, got, 0x5410), __byte_perm(high, got, 0x7610));
   }
 };
 
@@ -160,8 +170,7 @@ struct Line {
 #endif
 #define ROW_OF(group, rows, at) min(first_row(group, rows) + (at), (rows) - 1)
 #define LINE(n, rows, group, at) Line(codes##n, scales##n, POINTS(n), ROW_OF(group, rows, at))
-__device__ Line line_of(int group, int half, SIGNATURE) {
-  const int g = threadIdx.x % 32 / 4;
+__device__ Line line_of(int group, int half, int g, SIGNATURE) {
 #if defined UP
   const int at = P_gated ? g : 8 * half + g;
   return Line(fc1, fc1_scales, MIXTURE_POINTS, row_of_pair(ROW_OF(group, P_N, at), half));
@@ -213,7 +222,8 @@ __device__ Output output_of(int group, int slot, SIGNATURE) {
 // Codes of a lane's unit in one turn and one tile.
 struct Held {
   uint4 codes[2];
-  float scales[2], points[2];
+  scales_t scales[2];
+  points_t points[2];
   __device__ void load(const Line (&lines)[2], int turn, int tile) {
 #ifdef DOWN
     const int own = turn % TURNS_EACH;
@@ -226,11 +236,12 @@ struct Held {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       codes[half] = there ? streamed(lines[half].codes + row * ROW_BYTES + unit * 16) : make_uint4(0, 0, 0, 0);
-      scales[half] = there ? (float)lines[half].scales[row * BLOCKS + block] : 0.0f;
-      points[half] = there ? zero_point(lines[half].points + row * POINTS_A_ROW, block) : 0.0f;
+      scales[half] = there ? lines[half].scales[row * BLOCKS + block] : scales_t{};
+      points[half] = there ? stored_point(lines[half].points + row * POINTS_A_ROW, block) : points_t{};
     }
   }
-  __device__ void add(const Fragment& x, float (&sums)[2]) const {
+  __device__ void add(const Fragment& x, int turn, float (&sums)[2]) const {
+    const int block = (turn * 4 + threadIdx.x % 4) / (P_block / 32);
     float even[4] = {}, odd[4] = {};
     const u32 low[4] = {codes[0].x, codes[0].y, codes[0].z, codes[0].w};
     const u32 high[4] = {codes[1].x, codes[1].y, codes[1].z, codes[1].w};
@@ -244,31 +255,31 @@ struct Held {
     for (int half = 0; half < 2; ++half) {
       const int i = 2 * half;
       const float large = fmaf(odd[i], 0.0625f, even[i]), small = fmaf(odd[i + 1], 0.0625f, even[i + 1]);
-      const float made = fmaf(small, 1.0f / SPLIT, large) - points[half] * x.sum;
-      sums[half] = fmaf(made, scales[half] * x.factor, sums[half]);
+      const float made = fmaf(small, 1.0f / SPLIT, large) - point_value(points[half], block) * x.sum;
+      sums[half] = fmaf(made, (float)scales[half] * x.factor, sums[half]);
     }
   }
 };
 
-// Elements k to k + 3 of a row; beyond its end, zeros.
-template <class T> __device__ float4 four(const T* row, int k) {
-#ifdef BY_FOUR
-  if (k >= P_K) return make_float4(0, 0, 0, 0);
-  return make_float4((float)row[k], (float)row[k + 1], (float)row[k + 2], (float)row[k + 3]);
+// Elements k to k + 7 of a row; beyond its end, zeros.
+template <class T> __device__ void eight(const T* row, int k, float (&v)[8]) {
+#ifdef BY_EIGHT
+  T own[8] = {};
+  if (k < P_K)
+#pragma unroll
+    for (int i = 0; i < (int)sizeof(T) / 2; ++i) ((uint4*)own)[i] = ((const uint4*)(row + k))[i];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = (float)own[i];
 #else
-  return make_float4(k < P_K ? (float)row[k] : 0, k + 1 < P_K ? (float)row[k + 1] : 0,
-                     k + 2 < P_K ? (float)row[k + 2] : 0, k + 3 < P_K ? (float)row[k + 3] : 0);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) v[i] = k + i < P_K ? (float)row[k + i] : 0;
 #endif
 }
-#ifdef BY_FOUR
-__device__ float4 four(const float* row, int k) {
-  return k < P_K ? *(const float4*)(row + k) : make_float4(0, 0, 0, 0);
-}
-#endif
 
 // Warps share the turns; a block goes from group to group, asking for the next codes as soon as it has used some.
 BODY {
-  constexpr int WARPS = THREADS / 32, SLOTS = TILES * 16, EACH = (TURNS + WARPS - 1) / WARPS, AT_ONCE = EACH < 4 ? EACH : 4;
+  constexpr int WARPS = THREADS / 32, SLOTS = TILES * 16, EACH = (TURNS + WARPS - 1) / WARPS, PAIRS = (EACH + 1) / 2,
+                AT_ONCE = PAIRS < 4 ? PAIRS : 4;
   extern __shared__ uint4 shared[];
   __shared__ float parts[2][WARPS][SLOTS], squares[WARPS];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, slot = threadIdx.x;
@@ -277,8 +288,8 @@ BODY {
   Line lines[2];
   Held held[DEPTH][TILES];
   const auto ask = [&] {
-    lines[0] = line_of(group, 0, PASSED);
-    lines[1] = line_of(group, 1, PASSED);
+    lines[0] = line_of(group, 0, g, PASSED);
+    lines[1] = line_of(group, 1, g, PASSED);
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d)
 #pragma unroll
@@ -294,10 +305,12 @@ BODY {
 #else
   ask();
 #endif
+  // Two turns at a time, a half of the warp each.
+  const auto column = [&](int pair) { return (warp + (2 * pair + lane / 16) * WARPS) * 128 + lane % 16 * 8; };
 #ifdef HAS_gamma
-  float4 by[AT_ONCE];
+  float by[AT_ONCE][8];
 #pragma unroll
-  for (int j = 0; j < AT_ONCE; ++j) by[j] = four(gamma, (warp + j * WARPS) * 128 + lane * 4);
+  for (int j = 0; j < AT_ONCE; ++j) eight(gamma, column(j), by[j]);
 #endif
   inputs_ready();
 #ifdef UP
@@ -306,18 +319,19 @@ BODY {
   const auto* row = X_ROW;
   float square = 0;
 #pragma unroll 1
-  for (int start = 0; start < EACH; start += AT_ONCE) {
-    float4 v[AT_ONCE];
+  for (int start = 0; start < PAIRS; start += AT_ONCE) {
+    float v[AT_ONCE][8];
 #pragma unroll
-    for (int j = 0; j < AT_ONCE; ++j) v[j] = four(row, (warp + (start + j) * WARPS) * 128 + lane * 4);
+    for (int j = 0; j < AT_ONCE; ++j) eight(row, column(start + j), v[j]);
 #pragma unroll
     for (int j = 0; j < AT_ONCE; ++j) {
 #ifdef HAS_gamma
-      const float4 own = start ? four(gamma, (warp + (start + j) * WARPS) * 128 + lane * 4) : by[j];
-      square += (v[j].x * v[j].x + v[j].y * v[j].y) + (v[j].z * v[j].z + v[j].w * v[j].w);
-      v[j].x *= own.x; v[j].y *= own.y; v[j].z *= own.z; v[j].w *= own.w;
+      if (start) eight(gamma, column(start + j), by[j]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) square += v[j][i] * v[j][i], v[j][i] *= by[j][i];
 #endif
-      if (start + j < EACH) rooms[start + j].put(v[j]);
+      const int turn = 2 * (start + j) + lane / 16;
+      Room::put(turn < EACH ? &rooms[turn] : 0, v[j]);
     }
   }
 #ifdef HAS_gamma
@@ -334,9 +348,9 @@ BODY {
   for (int round = 0; group < GROUPS; ++round) {
     const int next = group + gridDim.x;
     const bool more = next < GROUPS;
-    const Line after[2] = {line_of(more ? next : group, 0, PASSED), line_of(more ? next : group, 1, PASSED)};
     const Output out = slot < SLOTS ? output_of(group, slot, PASSED) : Output{0, 0, 0};
     float sums[TILES][2] = {};
+    const Line after[2] = {line_of(more ? next : group, 0, g, PASSED), line_of(more ? next : group, 1, g, PASSED)};
 #pragma unroll 1
     for (int start = 0; start < EACH; start += DEPTH)
 #pragma unroll
@@ -346,7 +360,7 @@ BODY {
           Fragment own;
           rooms[j].get(own);
 #pragma unroll
-          for (int r = 0; r < TILES; ++r) held[d][r].add(own, sums[r]);
+          for (int r = 0; r < TILES; ++r) held[d][r].add(own, warp + j * WARPS, sums[r]);
         }
 #pragma unroll
         for (int r = 0; r < TILES; ++r) {
@@ -428,7 +442,7 @@ BODY {
   for (int w = lane; w < BLOCKS * WORDS_A_BLOCK; w += 32) {
     const u32 word = words[w];
     const int b = w / WORDS_A_BLOCK, k = w * CODES_A_WORD;
-    const float zero = zero_point(points, b), scale = (float)scales[n * BLOCKS + b];
+    const float zero = point_value(stored_point(points, b), b), scale = (float)scales[n * BLOCKS + b];
     float part = 0;
 #pragma unroll
     for (int j = 0; j < CODES_A_WORD; ++j)

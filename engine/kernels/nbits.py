@@ -66,18 +66,25 @@ def run_nbits(a: Arrays, p: Params) -> None:
 
 
 _LINES = 8  # warps of a block, each with an output of its own, where codes are taken word by word
-_WARPS = 25  # at most, of a block that takes tiles
-_TURNS_EACH = ((12, 1), (31, 2), (64, 4))  # up to so many turns, a warp takes so many, and asks for all of them at once
+_WARPS = 28  # at most, of a block that takes tiles
+TURNS_EACH = ((12, 1), *((_WARPS * each, each) for each in (2, 4, 8)))
+"""Up to so many turns, a warp takes so many."""
+MANY_TILES = 2048
+"""From so many tiles on, warps that take a turn each and two tiles at a time keep the memory busiest."""
 ROOM_BYTES = 544
 """Of shared memory, for x in one turn."""
 PROCESSORS = 132
 
 
-def most_warps(k: int) -> tuple[int, int]:
-    """Warps that share k columns, and turns of each: they follow from k alone, and with them the order of sums."""
-    turns = -(-k // 128)
-    each = next((each for most, each in _TURNS_EACH if turns <= most), -(-turns // _WARPS))
-    return -(-turns // each), each
+def division(turns: int, turns_each: tuple[tuple[int, int], ...] = TURNS_EACH) -> tuple[int, int]:
+    """Warps that share so many turns of 128 columns, and turns of each: with them goes the order of sums."""
+    each = next((each for most, each in turns_each if turns <= most), blocks(turns, _WARPS))
+    return blocks(turns, each), each
+
+
+def depth(each: int) -> int:
+    """Turns that a warp asks for before it uses the first; they must divide those that it takes."""
+    return each if each <= 4 else 1
 
 
 def tiled(p: Params) -> bool:
@@ -86,7 +93,7 @@ def tiled(p: Params) -> bool:
 
 
 def _nbits(refs: Refs, p: Params) -> Geometry:
-    """How many warps share the columns follows from K; how many rows a block takes changes no sum.
+    """How warps share the columns follows from K, and from whether rows are many; rows of a block change no sum.
 
     The numbers are those that were fastest on one NVIDIA H200 (docs/results/cuda-table-h200.json).
     """
@@ -95,29 +102,36 @@ def _nbits(refs: Refs, p: Params) -> Geometry:
     defines: dict[str, str | int] = {"POINTS_PACKED": 1} if packed else {}
     if not tiled(p):
         return Geometry((blocks(p["N"], _LINES), rows_of_x), defines=defines)
-    warps, each = most_warps(p["K"])
     rows = [p["N"]] if p.get("gated") else [p[f"N{end}"] for end in ends(p)]
-    tiles = sum(blocks(n, 8 if p.get("gated") else 16) for n in rows)
-    most = _most_tiles(warps, each, tiles)
+    tile_rows = 8 if p.get("gated") else 16
+    tiles = sum(blocks(n, tile_rows) for n in rows)
+    turns = blocks(p["K"], 128)
+    warps, each = (turns, 1) if tiles >= MANY_TILES and 16 < turns <= _WARPS else division(turns)
+    if p["K"] % 8 == 0 and refs["x"].offset_bytes % 16 == 0:
+        defines["BY_EIGHT"] = 1
+    most = most_tiles(warps, each, tiles)
     of_group = max(t for t in (1, 2, 4) if t == 1 or (t <= most and 16 * t <= min(rows)))
-    depth = each if each <= 4 else 1
     warps = max(warps, of_group * 16 // 32)
-    defines |= {"TILES": of_group, "DEPTH": depth, "THREADS": 32 * warps}
-    if p["K"] % 4 == 0 and refs["x"].offset_bytes % 16 == 0:
-        defines["BY_FOUR"] = 1
-    groups = sum(blocks(n, (8 if p.get("gated") else 16) * of_group) for n in rows)
-    resident = max(1, min(28 // warps, 56 // (warps * of_group)))
+    defines |= {"TILES": of_group, "DEPTH": depth(each), "THREADS": 32 * warps}
+    groups = sum(blocks(n, tile_rows * of_group) for n in rows)
+    resident = max(1, min(28 // warps, (56 if each == 1 else 40) // (warps * of_group)))
     at_once = min(groups, PROCESSORS * resident)
     return Geometry((at_once, rows_of_x), defines=defines, threads=32 * warps, shared_bytes=ROOM_BYTES * warps * each)
 
 
-def _most_tiles(warps: int, each: int, tiles: int) -> int:
-    """How many of a step's tiles a block takes at a time, at most."""
+def most_tiles(warps: int, each: int, tiles: int) -> int:
+    """How many of a step's tiles a block takes at a time, at most: as measured, shape by shape (docs/cuda.md)."""
     if each >= 4:
-        return 2 if tiles >= 100 else 1
+        return 2 if each > 4 else 1
+    if each == 2:
+        if warps > 14:
+            return 2 if tiles >= 128 else 1
+        if warps > 8:
+            return 4 if tiles >= 512 else 1
+        return 4 if tiles <= 256 else 2
     if tiles < 512:
-        return 2 if each == 1 and tiles <= 64 else 1
-    return min(28 // warps, 4 if tiles < 2048 else 2) if each == 1 else 4 if warps > 8 else 2
+        return 2 if tiles <= 64 else 4 if tiles <= 128 else 1
+    return 2 if tiles >= MANY_TILES or warps > 7 else 4
 
 
 _WEIGHTS = tuple(f"{part}{end}" for end in MOST for part in ("codes", "scales", "zero_points"))

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.kernels import mixture, nbits
 from tests.unit.engine_plain import F64, launch, pack
 
 BLOCK = 32
@@ -156,6 +157,70 @@ def test_a_logit_that_is_none_shows_in_every_output_of_its_token_alone() -> None
     launch("mixture", arrays, **params)
     assert np.isfinite(arrays["y"][0, 0]).all() and np.isnan(arrays["y"][0, 1]).all()
     assert 4 not in arrays["routed"][1], "numbers come before what is none"
+
+
+def test_a_mixture_whose_second_product_takes_many_turns_a_warp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """130 turns of 128 columns for 25 warps, and blocks that come round again."""
+    monkeypatch.setattr(mixture, "PROCESSORS", 1)
+    case = {"experts": 5, "k": 5, "tokens": 2, "hidden": 224, "inner": 3328, "activation": "swiglu", "fusion": 1}
+    case |= {"limit": None, "alpha": 1.0, "beta": 0.0, "normalise": True, "ties": False, "seed": 8}
+    case["given"] = {"points": True, "bias": True, "gamma": True, "other": False, "residual": True}
+    arrays, params, plain = make_mixture(case)
+    arrays |= {"routed": np.full((2, 5), -1, np.int32), "hidden": np.zeros((2, 5, 3328), np.float32)}
+    arrays |= {"share": np.zeros((2, 5), np.float32), "y": np.full((1, 2, 224), 99, np.float32)}
+    launch("mixture", arrays, **params)
+    close(arrays["y"][0], expected_mixture(arrays, params, plain)[1])
+
+
+# -- products of 4-bit codes
+
+WIDTHS = (32, 896, 1536, 2048, 2080, 3584, 4864, 8960, 10240, 13824, 18944, 29000)
+"""Columns, of every way that warps share them: one to nine turns a warp, whole turns and parts of one."""
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("processors", [1, 132])
+def test_products_at_every_division_of_columns(
+    width: int, many: bool, processors: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With norm, bias, residual and points: one weight, three side by side, a gated pair; rows that fill no tile."""
+    monkeypatch.setattr(nbits, "PROCESSORS", processors)
+    monkeypatch.setattr(nbits, "MANY_TILES", 1 if many else 1 << 30)
+    random = np.random.default_rng(width)
+    k, blocks = width, -(-width // BLOCK)
+    for form in ("one", "three", "gated"):
+        rows = {"one": (100,), "three": (70, 16, 33), "gated": (72, 72)}[form]
+        x = random.normal(size=(1, 2, k)).astype(np.float32) * np.where(random.random(k) < 0.01, 100, 1).astype(
+            np.float32
+        )
+        arrays: dict[str, NDArray[Any]] = {"x": x, "gamma": random.uniform(0.5, 2, k).astype(np.float16)}
+        plain = []
+        for end, n in zip(("", "2", "3"), rows, strict=False):
+            codes = random.integers(0, 16, (n, blocks * BLOCK), np.uint8)
+            points = random.integers(0, 16, (n, blocks), np.uint8)
+            scales = random.uniform(-0.01, 0.01, (n, blocks)).astype(np.float16)
+            arrays |= {f"codes{end}": pack(codes, 4, 0).reshape(n, blocks, -1), f"scales{end}": scales}
+            arrays[f"zero_points{end}"] = pack(points, 4, 0)
+            wide = (codes - np.repeat(points.astype(np.float64), BLOCK, axis=1)) * np.repeat(
+                scales.astype(np.float64), BLOCK, axis=1
+            )
+            plain.append(normed(x[0].astype(np.float64), arrays["gamma"].astype(np.float64), 1e-6) @ wide[:, :k].T)
+            if form != "gated":
+                arrays[f"bias{end}"] = random.normal(size=n).astype(np.float16)
+                plain[-1] = plain[-1] + arrays[f"bias{end}"].astype(np.float64)
+        if form == "one":
+            arrays["residual"] = random.normal(size=(1, 2, 100)).astype(np.float32)
+            plain[0] = plain[0] + arrays["residual"][0]
+        if form == "gated":
+            plain = [plain[0] * sigmoid(plain[0]) * plain[1]]
+        params: dict[str, Any] = {f"N{end}": n for end, n in zip(("", "2", "3"), rows, strict=False)}
+        for end, made in zip(("", "2", "3"), plain, strict=False):
+            arrays[f"y{end}"] = np.full((1, *made.shape), 99, np.float32)
+        gated = {"gated": True} if form == "gated" else {}
+        launch("matmul_nbits", arrays, **params, K=k, bits=4, block=BLOCK, eps=1e-6, **gated)
+        for end, made in zip(("", "2", "3"), plain, strict=False):
+            close(arrays[f"y{end}"][0], made)
 
 
 # -- gated delta attention
