@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from jobs import outcomes, wording
 from jobs.model import Gate, GateAction
-from jobs.reviewed import TOKENS, Waiver
+from jobs.reviewed import Waiver
 from jobs.verdict import Finding, Outcome
 
 EVIDENCE: frozenset[Outcome] = frozenset({"MISSING", "VACUOUS", "NOT_COMPARABLE", "CONTAMINATED", "BUILD_FAILED"})
@@ -69,12 +69,12 @@ class Docket:
 
     def _waived(self, finding: Finding) -> Finding:
         """The finding as its waiver leaves it. One that costs nothing needs none."""
-        metric = finding.metric or (TOKENS if finding.gate == "identity" else "")
         if finding.outcome not in outcomes.WAIVABLE or not finding.exit_code:
             return finding
         if finding.outcome == "NONDETERMINISTIC" and finding.exit_code != 1:  # of base: what it leaves open stays open
             return finding
-        waiver = next((one for one in self._waivers if one.covers(finding.cell, finding.outcome, metric)), None)
+        scope = (finding.cell, finding.outcome, finding.subject)
+        waiver = next((one for one in self._waivers if one.covers(*scope)), None)
         if waiver is None:
             return finding
         why = f"waived as {finding.outcome} until {waiver.expires}: {waiver.reason} (evidence: {waiver.evidence})"

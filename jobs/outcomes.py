@@ -28,6 +28,7 @@ EXIT_WHEN_BLOCKING = MappingProxyType[Outcome, int](
         "NOT_AS_DECLARED": 1,
         "TIME_WORSE": 1,
         "INFRASTRUCTURE": 4,
+        "RETRACTED": 3,
         "NOT_COMPARABLE": 3,
         "MISSING": 3,
         "CONTAMINATED": 3,

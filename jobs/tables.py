@@ -91,6 +91,8 @@ sweep = Table(
     _time("created_at"),
     _time("judged_at", nullable=True),
     _zero("priority"),  # lower goes first
+    _words("retracted_reason", nullable=True),
+    _time("retracted_at", nullable=True),
     _one_of("state", SweepState),
     UniqueConstraint("manifest_digest", "submit_key"),
     Index("ix_sweep_state_priority_created_at", "state", "priority", "created_at"),
@@ -416,7 +418,32 @@ golden = Table(
     _time("created_at"),
     _words("retracted_reason", nullable=True),
     _time("retracted_at", nullable=True),
+    _json("document", nullable=True),  # all of it, as its reviewed file has it
     Index("ix_golden_cell", "cell"),
+)
+
+citation = Table(
+    "citation",
+    metadata,
+    Column("citing", Words, primary_key=True),  # a verdict or a golden
+    Column("cited", Words, primary_key=True),  # what it rests on: a golden, run or sweep
+    Index("ix_citation_cited", "cited"),
+)
+
+calibration = Table(
+    "calibration",
+    metadata,
+    _to("scenario", part_of_key=True),
+    Column("metric", Words, primary_key=True),
+    _words("scenario_digest"),
+    _words("card"),
+    _words("uuid"),
+    _integer("blocks"),
+    Column("sigma", Double, nullable=False),  # of the blocks' log ratios
+    Column("smallest_detectable", Double, nullable=True),  # NULL: beyond any use
+    _integer("budget_blocks"),  # planned blocks at which it could be detected
+    _time("created_at"),
+    Index("ix_calibration_scenario_digest", "scenario_digest"),
 )
 
 comment = Table(

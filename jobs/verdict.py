@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, field_val
 
 from jobs.document import Document
 from jobs.model import Equation, KeyBytes, Reading, SeamRow, Stamp
+from jobs.reviewed import TOKENS
 
 IdentityClass = Literal[
     "IDENTICAL",
@@ -48,6 +49,7 @@ Outcome = Literal[
     "MISSING",
     "TIME_WORSE",
     "INFRASTRUCTURE",
+    "RETRACTED",
 ]
 
 
@@ -71,6 +73,11 @@ class Finding(Document):
     metric: str = ""  # which figure moved; empty where it is none
     was: Outcome | None = None
     waiver: str = ""
+
+    @property
+    def subject(self) -> str:
+        """What a waiver calls the metric that it is about: of ids, their own word; empty where it is none."""
+        return self.metric or (TOKENS if self.gate == "identity" else "")
 
     @model_serializer(mode="wrap")
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -211,6 +218,30 @@ class ReviewedRow(Document):
     why: str = ""
 
 
+class Retraction(Document):
+    """Something that a verdict rests on and that is not to be trusted any more; `cell` empty: all cells rest on it."""
+
+    kind: Literal["sweep", "run", "golden"]
+    id: str
+    cell: str = ""
+    reason: str
+    at: str  # UTC, ISO 8601
+
+    @property
+    def words(self) -> str:
+        """In words: what is retracted, and why."""
+        return f"The {self.kind} {self.id} is retracted: {self.reason}"
+
+
+class StruckOut(Document):
+    """What a verdict said before something that it rests on was retracted."""
+
+    outcome: Outcome
+    exit_code: int
+    headline: str
+    why: tuple[Retraction, ...]
+
+
 class LossRow(Document):
     """What an arm of a cell lost to its card: attempts set aside as contaminated, runs kept without their times."""
 
@@ -302,6 +333,7 @@ class Verdict(Document):
     time_false_alarms: float | None = None  # the most sweeps without a change, as a share, that show one in time
     input_digest: str
     stamp: Stamp
+    struck: StruckOut | None = None  # never stored: put on when it is read
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
@@ -317,7 +349,7 @@ class Verdict(Document):
     def _without_absent_fields(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written as before sweeps had notes, warnings or a rate of false alarms where there is none."""
         fields: dict[str, Any] = serialize(self)
-        for name in ("notes", "warnings", "reviewed", "time_false_alarms"):
+        for name in ("notes", "warnings", "reviewed", "time_false_alarms", "struck"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields

@@ -46,7 +46,7 @@ def _why(waiver: Waiver, findings: Sequence[Finding], cells: Sequence[CellVerdic
     if not any(waiver.covers(cell.cell, waiver.outcome, waiver.metric) for cell in cells):
         return "no cell of this sweep has a name that it matches"
     free = [one for one in findings if one.outcome == waiver.outcome and not one.exit_code]
-    if any(waiver.covers(one.cell, one.outcome, one.metric) for one in free):
+    if any(waiver.covers(one.cell, one.outcome, one.subject) for one in free):
         return "what it would waive costs nothing here"
     return "nothing there was found that it covers; take it out"
 

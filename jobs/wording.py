@@ -21,6 +21,7 @@ REMEDY = MappingProxyType[Outcome, str](
         "NOT_AS_DECLARED": "Take the declaration out of the expectations file, or make it what the change does.",
         "TIME_WORSE": "Profile the slower arm; rerun with more blocks if in doubt.",
         "INFRASTRUCTURE": "Mend the host or the worker, then run the sweep anew.",
+        "RETRACTED": "Run the sweep anew; where a run or golden alone was retracted, judge it again without that.",
         "NOT_COMPARABLE": "Make the arms equal in what the sweep does not vary, then run it again.",
         "MISSING": "Go on with --resume while runs are pending; when none is, mend the cause and run the sweep anew.",
         "CONTAMINATED": "Free the card of other work, then run the sweep anew.",

@@ -50,6 +50,7 @@ PARTS = {
     "sweeps": ("status", "watch", "gate"),
     "judging": ("judge",),
     "reports": ("report", "explain"),
+    "reviewed": ("bless", "waive", "retract"),
     "cards": ("cards",),
     "models": ("models",),
     "db": ("db",),

@@ -54,7 +54,9 @@ def verdict_or_questions(store: Store, sweep_id: str) -> Verdict | tuple[FollowU
 def _kept(store: Store, sweep_id: str, verdict: Verdict, *, closes: bool) -> Verdict:
     verdict = stamped(verdict, harness_digest(own_root()), harness_version())
     store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=closes)
-    return verdict
+    kept = store.verdict(sweep_id)  # which may be struck out: the sweep can have been retracted
+    assert kept is not None, sweep_id
+    return kept
 
 
 def make_folder(out: Path, reports: Sequence[str] = (PAGE, COMMENT, DOCUMENT)) -> None:

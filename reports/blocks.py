@@ -29,6 +29,13 @@ class Strong:
 
 
 @dataclass(frozen=True, slots=True)
+class Struck:
+    """Prose that counts no more, and stays readable."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Name:
     """A name, id or expression, shown as code."""
 
@@ -50,7 +57,7 @@ class State:
     tone: Tone
 
 
-Inline = Text | Strong | Name | CellRef | State
+Inline = Text | Strong | Struck | Name | CellRef | State
 Inlines = tuple[Inline, ...]
 
 

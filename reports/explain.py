@@ -27,6 +27,8 @@ def explain(verdict: Verdict, doc: JudgeInput, cell: str, metric: str | None = N
     head.append(
         _judged(judged, verdict.gate) if judged is not None else "not judged: the verdict does not hold this cell"
     )
+    if verdict.struck is not None:
+        head += [visible(f"struck out: {one.words} ({one.at})") for one in verdict.struck.why]
     body = [text.section(part, folded=True) for part in evidence.sections(doc, found, metric)]
     return "\n\n".join(["\n".join(head), *body]) + "\n"
 

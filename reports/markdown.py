@@ -22,6 +22,7 @@ from reports.blocks import (
     Spark,
     State,
     Strong,
+    Struck,
     Table,
     Text,
     Tone,
@@ -80,6 +81,9 @@ def _inline(piece: Inline, in_table: bool) -> str:
         case Strong():
             core = piece.text.strip()
             return f"**{markdown_text(core, in_table=in_table)}**" if core else ""
+        case Struck():
+            core = piece.text.strip()
+            return f"~~{markdown_text(core, in_table=in_table)}~~" if core else ""
         case Name():
             return markdown_code(piece.text, in_table=in_table)
         case CellRef():
@@ -130,6 +134,8 @@ def _inline_html(piece: Inline) -> str:
             return html_text(piece.text)
         case Strong():
             return f"<b>{html_text(piece.text)}</b>"
+        case Struck():
+            return f"<s>{html_text(piece.text)}</s>"
         case Name():
             return html_code(piece.text)
         case CellRef():

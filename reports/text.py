@@ -23,6 +23,7 @@ from reports.blocks import (
     Spark,
     State,
     Strong,
+    Struck,
     Table,
     Text,
     Verbatim,
@@ -102,6 +103,8 @@ def _inline(piece: Inline) -> str:
     match piece:
         case Text() | Strong():
             return clip(visible(piece.text), TEXT_LIMIT)
+        case Struck():
+            return f"[struck out: {clip(visible(piece.text), TEXT_LIMIT)}]"
         case Name():
             return clip(visible(piece.text), NAME_LIMIT) or "(empty)"
         case CellRef():

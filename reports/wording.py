@@ -26,6 +26,7 @@ OUTCOMES: Final[Mapping[str, tuple[Tone, str]]] = {
     "NOT_COMPARABLE": ("warn", "the arms differ in more than what was meant to vary"),
     "CONTAMINATED": ("warn", "the card was not clear"),
     "MISSING": ("warn", "a part of the answer was never measured"),
+    "RETRACTED": ("warn", "what it rests on was retracted, so nothing is proven any more"),
     "TIME_WORSE": ("bad", "slower beyond noise"),
     "INFRASTRUCTURE": ("warn", "worker, store or host failed"),
 }

@@ -11,12 +11,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from jobs import collector
-from jobs.errors import SpecError
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
 from jobs.near_tie import Adjudication
-from jobs.store import claims, cluster, events, leases, readback, records, revision, submission, verdicts
+from jobs.reviewed import Golden
+from jobs.store import claims, cluster, events, leases, readback, records, retractions, revision, submission, verdicts
 from jobs.store.cluster import CardRow, CardSeen, Queue, WaitingBlocks
 from jobs.store.connect import Database
+from jobs.store.retractions import Struck
 from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, Priority, RunTicket, SweepRow
 from jobs.tables import block
 from jobs.verdict import Verdict
@@ -32,6 +33,7 @@ __all__ = [
     "Queue",
     "RunTicket",
     "Store",
+    "Struck",
     "SweepRow",
     "WaitingBlocks",
 ]
@@ -283,19 +285,22 @@ class Store:
             )
 
     def verdict(self, sweep_id: str) -> Verdict | None:
-        """The verdict in force; None before the first."""
+        """The verdict in force, struck out where what it rests on was retracted; None before the first."""
         return self._database.read(lambda c: verdicts.newest(c, sweep_id))
 
     def outcomes(self, sweep_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
         """Outcome and exit code of the verdict in force of each of some sweeps that has one."""
         return self._database.read(lambda c: verdicts.outcomes(c, sweep_ids))
 
-    def retract_run(self, run_id: str, reason: str) -> None:
-        """Mark a run as not to be trusted; its rows stay, and the judge is told."""
+    def retract(self, subject: str, reason: str, by: str) -> Struck:
+        """Mark a run or a sweep as not to be trusted; its rows stay, and what rests on it is struck out."""
         now = self._now()
-        if not reason.strip():
-            raise SpecError("a retraction needs a reason", "say what is wrong with the run")
-        self._database.write(lambda c: claims.retract_run(c, run_id, reason, now))
+        return self._database.write(lambda c: retractions.retract(c, subject, reason, by, now))
+
+    def write_golden(self, golden: Golden) -> None:
+        """Store a golden with what it rests on."""
+        now, digest = self._now(), submission.ids_digest(golden.streams[0].ids)
+        self._database.write(lambda c: retractions.write_golden(c, golden, digest, now))
 
     # ---- events --------------------------------------------------------------------------------------------------
 

@@ -133,13 +133,6 @@ def set_run(connection: Connection, found: Row[Any], state: RunState, reason: st
     events.log(connection, found.sweep_id, found.id, "run", now, frm=found.state, target=state, message=reason)
 
 
-def retract_run(connection: Connection, run_id: str, reason: str, now: datetime) -> None:
-    """Mark a run as not to be trusted; a second reason replaces the first, and the log keeps both."""
-    found = _run(connection, run_id)
-    connection.execute(update(run).where(run.c.id == run_id).values(retracted_reason=reason, retracted_at=now))
-    events.log(connection, found.sweep_id, run_id, "retracted", now, message=reason)
-
-
 def attempt_row(connection: Connection, attempt_id: str) -> Row[Any]:
     """An attempt's row, locked where the database locks rows. Raises UnknownAttempt when there is none."""
     row = connection.execute(select(attempt).where(attempt.c.id == attempt_id).with_for_update()).one_or_none()

@@ -29,7 +29,7 @@ from jobs.model import (
     SequenceTokens,
     Stamp,
 )
-from jobs.store import submission, verdicts
+from jobs.store import retractions, submission, verdicts
 from jobs.store.records import COLUMNS_ALIKE
 from jobs.store.strict import flag_text
 from jobs.tables import (
@@ -58,7 +58,7 @@ def judge_input(connection: Connection, sweep_id: str) -> JudgeInput:
     """Everything the judge may read of a sweep, from one consistent view."""
     row = submission.one(connection, sweep_id)
     manifest = submission.manifest_of(connection, sweep_id)
-    runs = _run_facts(connection, sweep_id)
+    runs = _run_facts(connection, sweep_id, row.retracted_reason)
     scenarios = connection.execute(
         select(scenario).where(scenario.c.sweep_id == sweep_id).order_by(scenario.c.position)
     ).all()
@@ -69,6 +69,7 @@ def judge_input(connection: Connection, sweep_id: str) -> JudgeInput:
         manifest_digest=row.manifest_digest,
         cells=cells,
         adjudications=verdicts.adjudications(connection, sweep_id),
+        retracted_goldens=retractions.goldens_of(connection, [one.id for one in manifest.reviewed.goldens]),
         stamp=Stamp(
             sweep_id=sweep_id,
             request=row.request,
@@ -90,8 +91,9 @@ def record(connection: Connection, attempt_id: str) -> RunRecord | None:
     return _records(connection, [found]).get(attempt_id)
 
 
-def _run_facts(connection: Connection, sweep_id: str) -> dict[str, list[RunFact]]:
-    """Runs by scenario, in block order."""
+def _run_facts(connection: Connection, sweep_id: str, retracted: str | None) -> dict[str, list[RunFact]]:
+    """Runs by scenario, in block order. `retracted`: why all of their sweep is."""
+    whole = None if retracted is None else f"all of its sweep: {retracted}"
     told = [column for column in attempt.c if column.name not in ("opened_at", "closed_at", "worker", "card")]
     attempts = connection.execute(
         select(*told).where(attempt.c.sweep_id == sweep_id).order_by(attempt.c.run_id, attempt.c.number)
@@ -121,7 +123,7 @@ def _run_facts(connection: Connection, sweep_id: str) -> dict[str, list[RunFact]
                     for one in tries
                 ),
                 record=measured[0] if measured else None,
-                retracted=row.retracted_reason,
+                retracted=row.retracted_reason or whole,
             )
         )
     return facts

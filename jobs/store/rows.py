@@ -14,7 +14,7 @@ from jobs.model import CellPlan, RunState
 Priority = Literal["pr", "nightly"]
 PRIORITIES: tuple[Priority, ...] = ("pr", "nightly")
 """In the order in which they are served; the store holds the index."""
-IdKind = Literal["swp", "cel", "blk", "run", "att", "vrd"]
+IdKind = Literal["swp", "cel", "blk", "run", "att", "vrd", "gld"]
 
 
 def new_id(kind: IdKind, now: datetime) -> str:
@@ -37,6 +37,8 @@ class SweepRow:
     created_at: datetime
     judged_at: datetime | None
     priority: Priority = "pr"
+    retracted_reason: str | None = None
+    retracted_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

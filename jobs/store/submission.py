@@ -16,10 +16,10 @@ from jobs.model import CellPlan, Manifest
 from jobs.order import run_order
 from jobs.store import cluster, events
 from jobs.store.rows import PRIORITIES, Priority, SweepRow, new_id
-from jobs.tables import attempt, block, run, scenario, sweep, verdict
+from jobs.tables import attempt, block, golden, run, scenario, sweep, verdict
 
 SHOWN_CANDIDATES = 6
-ID_TABLES = {"swp": sweep, "cel": scenario, "blk": block, "run": run, "att": attempt, "vrd": verdict}
+ID_TABLES = {"swp": sweep, "cel": scenario, "blk": block, "run": run, "att": attempt, "vrd": verdict, "gld": golden}
 
 
 def submit(

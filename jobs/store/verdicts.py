@@ -14,7 +14,9 @@ from jobs.column_types import Canonical
 from jobs.errors import StoreError
 from jobs.lifecycle import advance
 from jobs.near_tie import Adjudication
-from jobs.store import events, submission
+from jobs.outcomes import EXIT_WHEN_BLOCKING
+from jobs.retracted import struck
+from jobs.store import events, retractions, submission
 from jobs.store.rows import new_id
 from jobs.tables import adjudication, finding, sweep, verdict
 from jobs.verdict import Verdict
@@ -56,6 +58,8 @@ def write_verdict(
         },
     )
     _write_findings(connection, verdict_id, document)
+    used = [row.id for row in document.reviewed if row.kind == "golden" and row.state == "used"]
+    retractions.cite(connection, verdict_id, used)
     said = f"{document.outcome}, exit {document.exit_code}"
     if row.state == "open" and closes:
         _close(connection, sweep_id, row.state, said, now)
@@ -107,22 +111,29 @@ def _write_findings(connection: Connection, verdict_id: str, document: Verdict) 
 
 def outcomes(connection: Connection, sweep_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Outcome and exit code of the verdicts in force, without their documents; sweeps without one are not there."""
-    wanted = select(verdict.c.sweep_id, verdict.c.outcome, verdict.c.exit_code)
-    rows = connection.execute(wanted.where(verdict.c.sweep_id.in_(sweep_ids)).order_by(verdict.c.number))
-    return {row.sweep_id: (row.outcome, row.exit_code) for row in rows}
+    columns = (verdict.c.id, verdict.c.sweep_id, verdict.c.outcome, verdict.c.exit_code, verdict.c.created_at)
+    wanted = select(*columns).where(verdict.c.sweep_id.in_(sweep_ids)).order_by(verdict.c.number)
+    rows = {row.sweep_id: row for row in connection.execute(wanted)}
+    fallen = retractions.of_verdicts(connection, rows)
+    retracted: tuple[str, int] = ("RETRACTED", EXIT_WHEN_BLOCKING["RETRACTED"])
+    return {one: retracted if one in fallen else (row.outcome, row.exit_code) for one, row in rows.items()}
 
 
 def newest(connection: Connection, sweep_id: str) -> Verdict | None:
-    """The verdict in force; None before the first. Raises StoreError when it cannot be read any more."""
+    """The verdict in force, struck out where what it rests on was retracted; None before the first.
+
+    Raises StoreError when it cannot be read any more.
+    """
     row = connection.execute(_newest_first(sweep_id, verdict)).one_or_none()
     if row is None:
         return None
     try:
-        return Verdict.model_validate(row.document)
+        found = Verdict.model_validate(row.document)
     except ValidationError as error:
         raise StoreError(
             f"verdict {row.id} was written by another version of assay", "judge the sweep again"
         ) from error
+    return struck(found, retractions.of_verdicts(connection, {sweep_id: row}).get(sweep_id, ()))
 
 
 def _newest_first(sweep_id: str, *wanted: Any) -> Select[Any]:

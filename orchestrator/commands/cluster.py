@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -17,6 +16,7 @@ from jobs.model import Manifest
 from jobs.provenance import harness_digest, own_root
 from jobs.spec import load, plan
 from jobs.store import Priority, Store
+from orchestrator.commands.author import user
 from orchestrator.commands.shown import shown
 from orchestrator.commands.sweeps import show_verdict, stored_verdict
 from orchestrator.commands.terminal import (
@@ -130,7 +130,7 @@ def cancel(
     opened = open_store(given)
     try:
         sweep_id = opened.resolve_id(sweep, "swp")
-        who = os.environ.get("USER") or os.environ.get("LOGNAME") or "somebody"
+        who = user(given)
         cut = opened.cancel(sweep_id, f"cancelled by {who}" + (f": {reason}" if reason.strip() else ""))
         verdict = judge_sweep(opened, sweep_id, final=True)
         left = opened.pending(sweep_id)

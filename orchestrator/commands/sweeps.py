@@ -141,6 +141,8 @@ def _show_one(store: Store, sweep_id: str, as_json: bool) -> None:
         say_json({**asdict(row), **asdict(left), "waiting": waiting, "events": [asdict(event) for event in events]})
         return
     say(f"{row.id} {row.name}: {row.state}")
+    if row.retracted_reason is not None:
+        say(shown(f"retracted {row.retracted_at:%Y-%m-%d %H:%M} UTC: {row.retracted_reason}"))
     say(
         f"runs: {left.complete} complete, {left.pending} pending, {left.exhausted} exhausted of {left.runs}; "
         f"{left.live_attempts} attempts under way, {left.leased_blocks} blocks leased"

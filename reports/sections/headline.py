@@ -18,6 +18,7 @@ from reports.blocks import (
     Section,
     State,
     Strong,
+    Struck,
     Table,
     Text,
     Verbatim,
@@ -40,11 +41,13 @@ _BESIDE: Final = (
 )
 """Title, metric and unit of what stands beside an arm's tokens."""
 
+_RETRACTIONS: Final = 5
+
 
 def build(view: SweepView, scope: Scope) -> Section:
     """Findings with their remedies first, then the rows that moved, worst first."""
     telling = [*_findings(view, scope), *_logs(view, scope), *_rows(view, scope)]
-    blocks: list[Block] = [*_arms(view), *_warnings(view, scope), *_side_by_side(view, scope), *telling]
+    blocks: list[Block] = [*_struck(view), *_arms(view), *_warnings(view, scope), *_side_by_side(view, scope), *telling]
     if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
     blocks += _notes(view, scope)
@@ -84,6 +87,18 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
         for finding in shown
     )
     return [Table("Findings", columns, rows, more=len(findings) - len(shown))]
+
+
+def _struck(view: SweepView) -> list[Block]:
+    """What the verdict said before something that it rests on was retracted, and when that was."""
+    struck = view.verdict.struck
+    if struck is None:
+        return []
+    said = Struck(f"{struck.outcome}, exit {struck.exit_code}: {struck.headline}")
+    why = [words(f"{one.words} ({one.at})") for one in struck.why[:_RETRACTIONS]]
+    left = len(struck.why) - _RETRACTIONS
+    more = [words(f"{plural(left, 'more retraction')} in the JSON form")] if left > 0 else []
+    return [Paragraph(words(State("retracted", "warn"), ": ", said), "warn"), Listing((*why, *more))]
 
 
 def _warnings(view: SweepView, scope: Scope) -> list[Block]:

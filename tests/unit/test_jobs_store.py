@@ -254,16 +254,3 @@ def test_a_verdict_on_another_sweep_is_refused(store: Store) -> None:
         store.write_verdict(sweep_id, verdict("swp_other"), "i")
     with pytest.raises(SpecError, match="no sweep"):
         store.write_verdict("swp_other", verdict("swp_other"), "i")
-
-
-def test_a_run_is_retracted_with_a_reason_and_stays(store: Store) -> None:
-    sweep_id = store.submit(manifest(), "harness", "0.1")
-    run_id = store.judge_input(sweep_id).cells[0].runs[2].run_id
-    with pytest.raises(SpecError, match="needs a reason"):
-        store.retract_run(run_id, "  ")
-    store.retract_run(run_id, "the fan was blocked")
-    runs = store.judge_input(sweep_id).cells[0].runs
-    assert [run.retracted for run in runs] == [None, None, "the fan was blocked", None, None, None]
-    assert store.events(sweep_id)[-1].message == "the fan was blocked"
-    with pytest.raises(StoreError, match="no run"):
-        store.retract_run("run_none", "reason")
