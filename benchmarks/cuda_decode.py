@@ -74,7 +74,7 @@ class Step:
 
     def __init__(self, model: Path, target: str) -> None:
         self.driver, _ = bindings()
-        graph, request = load(model), request_for(model, 64, 1, {})
+        graph, request = load(model), request_for(model, 160, 1, {})
         self.device = CudaDevice()
         plans = plans_for(graph, request.prompts, 512, target)
         self.plan = plans[1]
@@ -96,6 +96,22 @@ class Step:
             call(self.driver.cuEventRecord, end, self.device._stream)
             call(self.driver.cuEventSynchronize, end)
             taken.append(call(self.driver.cuEventElapsedTime, start, end) * 1e3 / replays)
+        return float(median(taken))
+
+    def run_us(self, tokens: int) -> float:
+        """Device microseconds of a step, over the steps that a run of so many tokens takes after its first one."""
+        [recorded] = self.decoder._recorded or []
+        start, end = (call(self.driver.cuEventCreate, 0) for _ in range(2))
+        taken = []
+        for _ in range(REPEATS):
+            self.decoder.reset()
+            self.decoder.prefill([PROMPT_IDS], 512)
+            call(self.driver.cuEventRecord, start, self.device._stream)
+            for _ in range(tokens - 1):
+                self.device.replay(recorded)
+            call(self.driver.cuEventRecord, end, self.device._stream)
+            call(self.driver.cuEventSynchronize, end)
+            taken.append(call(self.driver.cuEventElapsedTime, start, end) * 1e3 / (tokens - 1))
         return float(median(taken))
 
     def measure(self) -> dict[str, Any]:
