@@ -33,8 +33,8 @@ test-full: setup ## the same with the slow tests
 accept: setup ## the full acceptance matrix: residency x policy x capture on a real model
 	$(PYTEST) -m accept tests
 
-chaos: setup ## kill processes at named points and resume: part of test-full, alone
-	$(PYTEST) tests/e2e/test_e2e_kill_points.py
+chaos: setup ## kill, stop, fill up and cut off at named points, and resume: part of test-full, alone
+	$(PYTEST) --dist worksteal tests/chaos
 
 hazards: setup ## decode tiny and sample models under the happens-before checker: policy, budget, capture, layout, schedule
 	$(PYTEST) --dist worksteal tests/unit/test_engine_hazards_matrix.py

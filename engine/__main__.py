@@ -36,7 +36,8 @@ def main(argv: list[str] | None = None, program: str = "python -P -m engine") ->
     """
     try:
         arguments = _parser(program).parse_args(argv)
-        code: int = arguments.command(arguments)
+        with ended_by_signals(tells=arguments.command is not _run):  # which says so in a line of its own
+            code: int = arguments.command(arguments)
         sys.stdout.flush()
     except EngineError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -110,13 +111,12 @@ def _run(arguments: argparse.Namespace) -> int:
             line = {"type": "error", "code": error.exit_code, "kind": error.kind}
             emit({**line, "message": error.message, "remedy": error.remedy})
         raise
-    with ended_by_signals():
-        try:
-            return execute(request, emit, time.perf_counter_ns)
-        finally:
-            if collected.lines:
-                _print(collected.lines, request, arguments.json)
-                sys.stdout.flush()
+    try:
+        return execute(request, emit, time.perf_counter_ns)
+    finally:
+        if collected.lines:
+            _print(collected.lines, request, arguments.json)
+            sys.stdout.flush()
 
 
 def _print(lines: list[dict[str, Any]], request: RunRequest, as_json: bool) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,11 +27,17 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(f"told to end by {signal.Signals(number).name}")
 
 
+def exit_code(told: BaseException | None = None) -> int:
+    """What a shell says of a process that was told to end: 128 and the signal, SIGINT where it is not said."""
+    return 128 + int(getattr(told, "number", signal.SIGINT))
+
+
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
+def ended_by_signals(*, tells: bool = False) -> Iterator[None]:
     """Within, the first signal that would end the process raises Interrupted; behind it the process ends by it.
 
-    A second one ends it at once. Signals that are ignored or heard by somebody else are left alone.
+    A second one ends it at once. Signals that are ignored or heard by somebody else are left alone. With `tells` the
+    end is said on stderr.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python hears signals in the main thread alone
@@ -47,7 +54,10 @@ def ended_by_signals() -> Iterator[None]:
     try:
         yield
     except Interrupted as interrupted:
-        os.kill(os.getpid(), interrupted.number)
+        if interrupted.number in heard:
+            if tells:
+                print(f"error: {interrupted}; it had not finished", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), interrupted.number)
         raise
     finally:
         for number, was in heard.items():

@@ -15,7 +15,7 @@ _NOTHING_ELSE = (("__pydantic_extra__", None), ("__pydantic_private__", None))
 class Document(BaseModel):
     """A frozen piece of a document; unknown keys are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     def model_post_init(self, _context: Any) -> None:
         """Forget which fields were told: nobody asks, and the set of them is more than half of a row's 1.3 kB."""

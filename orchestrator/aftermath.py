@@ -45,6 +45,11 @@ class Aftermath:
             self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
             return
         run = seat.runs[0]
+        if outcome.unspooled:
+            about = f"its outcome came without being kept on its host: {outcome.unspooled}"
+            self._store.log_event(
+                outcome.sweep_id, "unspooled", about, subject=outcome.attempt_id, worker=outcome.worker
+            )
         try:
             done = settle(self._store, outcome)
         except (Conflict, IllegalMove):  # it came too late: another attempt has its place

@@ -13,6 +13,7 @@ from typing import NoReturn, cast
 import typer
 
 from engine.errors import EngineError
+from engine.interrupt import Interrupted, exit_code
 from jobs.errors import JobsError
 from orchestrator.cards import ProbeError
 from orchestrator.commands.shown import MOST_OF_AN_ERROR, shown
@@ -22,9 +23,8 @@ from orchestrator.version import harness_version
 
 HOST_FAULT = 4
 USAGE = 2
-INTERRUPTED = 130
-INTERRUPTS: list[int] = []
-"""Signals of Ctrl-C that this process has met outside of a sweep, which listens for itself."""
+INTERRUPTS: list[Interrupted] = []
+"""What has told this process to end outside of a sweep, which listens for itself."""
 VERDICT_COMMANDS = ("run", "resume", "judge", "gate", "submit")
 """Commands whose exit code is a verdict's, and stays so when nobody reads their output."""
 OS_REMEDIES = {
@@ -98,8 +98,9 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):
+            signal.signal(number, _interrupt)
     arguments = sys.argv[1:]
     command = _command(arguments)
     streams = take_streams(quiet=command != "engine")  # a long run without a reader ends, with a code of its own
@@ -119,8 +120,11 @@ def _ended(code: int, command: str, streams: Streams) -> int:
 
 def call(arguments: list[str]) -> int:
     """Run one command line; its exit code. Expected errors are one line on stderr."""
+    begun = False
     try:
-        code = application(arguments)(arguments, prog_name="assay", standalone_mode=False)
+        command = application(arguments)
+        begun = True
+        code = command(arguments, prog_name="assay", standalone_mode=False)
     except UsageError as exc:
         return _usage(exc)
     except JobsError as exc:
@@ -131,27 +135,28 @@ def call(arguments: list[str]) -> int:
         return _fail(str(exc), HOST_FAULT)
     except OSError as exc:
         return _fail(_os_words(exc), HOST_FAULT)
-    except typer.Abort:
-        return INTERRUPTED
-    except KeyboardInterrupt:
-        return _stopped()
+    except typer.Abort:  # as typer has it, an interrupt too
+        return _stopped(INTERRUPTS[-1], begun) if INTERRUPTS else exit_code()
+    except KeyboardInterrupt as told:
+        return _stopped(told, begun)
     except SystemExit:  # typer leaves with code 1 when a pipe breaks
         return READER_GONE
     except Exception:  # noqa: BLE001 - the process edge: Python's own exit code 1 would read as a regression
         if INTERRUPTS:  # a module whose import Ctrl-C breaks off may fail in words of its own, and lose the reason
-            return _stopped()
+            return _stopped(INTERRUPTS[-1], begun)
         traceback.print_exc()
         return _fail("this is a bug in assay; nothing is known about the engine under test", HOST_FAULT)
     return int(code or 0)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> NoReturn:
-    INTERRUPTS.append(number)
-    raise KeyboardInterrupt
+    INTERRUPTS.append(Interrupted(number))
+    raise INTERRUPTS[-1]
 
 
-def _stopped() -> int:
-    return _fail("stopped while it was starting; nothing was begun", INTERRUPTED)
+def _stopped(told: KeyboardInterrupt, begun: bool) -> int:
+    late, early = "before it was done; what it had stored by then stays", "while it was starting; nothing was begun"
+    return _fail(f"stopped {late if begun else early}", exit_code(told))
 
 
 def _usage(exc: BaseException) -> int:

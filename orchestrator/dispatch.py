@@ -26,6 +26,7 @@ from orchestrator.place import Placer
 from orchestrator.plans import Plans
 from orchestrator.seat import Happening, Question, Seat
 from orchestrator.settle import settle
+from orchestrator.stop import pause
 from orchestrator.worker import WorkerCard, WorkOrder
 
 TICK_S = 0.2
@@ -108,7 +109,7 @@ class Dispatcher:
                 if not (left.pending and left.leased_blocks):
                     return left
                 self._tell_of_leases(self._sweep_id, left)
-                self._pause(LOOK_AGAIN_S)
+                pause(LOOK_AGAIN_S, self._stopped)
 
     def ask(self, sweep_id: str, questions: Sequence[FollowUp]) -> None:
         """Have the judge's questions about a sweep answered, one by one, each on the card that base ran on.
@@ -141,7 +142,7 @@ class Dispatcher:
         self._leases.keep()
         tickets = [seat.ticket for seat in self._seats if seat.ticket is not None]
         if not tickets:
-            self._pause(TICK_S)
+            pause(TICK_S, self._stopped)
             return
         for ticket in self._placer.ready(tickets, TICK_S):
             self._receive(next(seat for seat in self._seats if seat.ticket is ticket))
@@ -153,14 +154,13 @@ class Dispatcher:
         """Keep nothing of a sweep that is over."""
         self._plans.forget(sweep_id)
 
+    def keep_leases(self) -> None:
+        """Keep what is held, unless it is another's by now."""
+        self._leases.keep()
+
     def waiting(self) -> AbstractContextManager[None]:
         """Keep what is held while this thread waits for something else."""
         return self._leases.meanwhile()
-
-    def _pause(self, seconds: float) -> None:
-        end_s = time.monotonic() + seconds
-        while not self._stopped() and (left_s := end_s - time.monotonic()) > 0:
-            time.sleep(min(TICK_S, left_s))
 
     def _tell_of_leases(self, sweep_id: str, left: Pending) -> None:
         """What is pending is leased to another driver: it works there, or it died and its leases end within LEASE_S."""

@@ -125,7 +125,9 @@ def sole_driver(state: Path, sweep_id: str) -> Iterator[None]:
 
 def take_over(store: Store, sweep_id: str, settings: Settings) -> None:
     """Settle what an earlier driver of this host left: spooled outcomes first, then its leases."""
-    ingest(store, Spool(settings.spool), sweep_id)
+    spool = Spool(settings.spool)
+    ingest(store, spool, sweep_id)
+    spool.clear_drafts(sweep_id)
     if settings.store_url.startswith("sqlite"):  # a file on this host: no driver elsewhere can hold a lease
         store.break_leases(sweep_id, "its driver is gone")
 

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,19 +20,14 @@ from orchestrator.cards import CardHeld, ProbeError
 WAIT_S = 1.0
 
 
-def lock_folder() -> Path:
-    """The folder of card locks, shared by all users of a host."""
-    return Path(tempfile.gettempdir()) / "assay-cards"
-
-
 class CardLock:
     """Holds one card for this process.
 
     Raises CardHeld naming the holder when it is taken, ProbeError when the folder of locks has been tampered with.
     """
 
-    def __init__(self, uuid: str, who: str, folder: Path | None = None) -> None:
-        self._folder = folder or lock_folder()
+    def __init__(self, uuid: str, who: str, folder: Path) -> None:
+        self._folder = folder
         self._uuid = uuid
         self._who = who
         stem = re.sub(r"[^A-Za-z0-9.-]", "_", uuid)

@@ -25,7 +25,7 @@ class RunOutcome(Document):
     """How an attempt ended, with the fence that it ran under.
 
     `record` is there whenever a child ran; it counts only when `end` is measured. `retry`: another attempt could end
-    otherwise. `fault`: the class of error that ended it.
+    otherwise. `fault`: the class of error that ended it. `unspooled`: why its worker could not keep it.
     """
 
     sweep_id: str
@@ -38,6 +38,7 @@ class RunOutcome(Document):
     retry: bool = False
     fault: str = ""
     record: RunRecord | None = None
+    unspooled: str = ""
 
 
 class Spool:
@@ -47,14 +48,20 @@ class Spool:
         self._folder = folder
 
     def put(self, outcome: RunOutcome) -> None:
-        """Keep an outcome; when this returns it survives a power cut."""
+        """Keep an outcome; when this returns it survives a power cut. Raises OSError where it cannot be kept."""
         folder = self._folder / outcome.sweep_id
         target = folder / f"{outcome.attempt_id}.json"
         draft = target.with_suffix(".tmp")
-        with _opened(draft) as file:
-            file.write(outcome.canonical())
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with _opened(draft) as file:
+                file.write(outcome.canonical())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):  # it takes room on a disk that may have none
+                draft.unlink()
+                folder.rmdir()
+            raise
         descriptor = os.open(folder, os.O_RDONLY)  # an outcome may be taken, and the folder, once it stands
         try:
             draft.rename(target)
@@ -92,6 +99,14 @@ class Spool:
         with contextlib.suppress(OSError):
             folder.rmdir()
         return target
+
+    def clear_drafts(self, sweep_id: str) -> None:
+        """Remove what workers that are gone had begun to write of a sweep; no live one may be writing any."""
+        folder = self._folder / sweep_id
+        for draft in folder.glob("*.tmp"):
+            draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
     def _read(self, sweep_id: str) -> list[tuple[Path, RunOutcome | None]]:
         files = sorted((self._folder / sweep_id).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)

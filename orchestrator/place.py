@@ -10,15 +10,17 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from jobs.adapters.native_forced import ForceOrder
 from jobs.near_tie import Adjudication
 from orchestrator.cards import CardHeld, CardName
 from orchestrator.clear import ClearVerdict
+from orchestrator.lost import WorkerLost
 from orchestrator.outcome import RunOutcome
 from orchestrator.worker import GpuWorker, WorkerCard, WorkOrder
 
+T = TypeVar("T")
 Patience = Callable[[CardHeld], bool]
 """Asked when a card is held by another process: True, after a pause of its own, to try again."""
 
@@ -140,17 +142,17 @@ class InProcessPlacer:
     def verdict(self, ticket: Ticket) -> ClearVerdict:
         """The look's answer."""
         future: Future[ClearVerdict] = ticket.ref
-        return future.result()
+        return _answer(ticket.worker, future)
 
     def outcome(self, ticket: Ticket) -> RunOutcome:
         """The run's answer."""
         future: Future[RunOutcome] = ticket.ref
-        return future.result()
+        return _answer(ticket.worker, future)
 
     def adjudication(self, ticket: Ticket) -> Adjudication:
         """The question's answer."""
         future: Future[Adjudication] = ticket.ref
-        return future.result()
+        return _answer(ticket.worker, future)
 
     def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
         """Forget a stored outcome."""
@@ -184,3 +186,10 @@ class InProcessPlacer:
         self._workers[worker] = made
         self._threads.setdefault(worker, ThreadPoolExecutor(1, thread_name_prefix=worker))
         return hello
+
+
+def _answer(worker: str, future: Future[T]) -> T:
+    try:
+        return future.result()
+    except OSError as exc:  # as of a worker whose host has no room, or takes its files away
+        raise WorkerLost(worker, str(exc)) from exc

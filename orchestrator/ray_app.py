@@ -213,7 +213,9 @@ class RayCalls:
 
         try:
             return ray.get(ticket.ref)
-        except ray.exceptions.RayTaskError:
+        except ray.exceptions.RayTaskError as exc:
+            if isinstance(exc.cause, OSError):  # its host has no room, or takes its files away
+                raise WorkerLost(ticket.worker, str(exc.cause)) from exc
             raise  # our own bug in the worker: the traceback is wanted
         except ray.exceptions.RayError as exc:
             raise WorkerLost(ticket.worker, first_line(exc)) from exc

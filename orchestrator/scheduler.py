@@ -31,7 +31,8 @@ from orchestrator.ray_cluster import ClusterPlacer
 from orchestrator.seat import Happening
 from orchestrator.settings import Settings
 from orchestrator.settle import settle
-from orchestrator.supervise import StopFlag, deaf, supervised
+from orchestrator.stop import StopFlag
+from orchestrator.supervise import deaf, supervised
 from orchestrator.worker import WorkerCard
 
 KEEP_S = 5.0
@@ -104,6 +105,7 @@ class Scheduler:
 
     def _keep(self) -> bool:
         """Look after what is not a run; whether any sweep is open that is served from here."""
+        self._dispatcher.keep_leases()  # first: whoever stood still must not break its own
         self._store.reap_ended()
         with self._dispatcher.waiting():  # a node may take its time to start a worker
             joined = self._placer.joined()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shlex
 import socket
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +14,6 @@ import platformdirs
 
 from jobs.errors import SpecError
 from jobs.store.connect import shown_url
-from orchestrator.lock import lock_folder
 
 STORE_FILE = Path(".assay/store.db")
 OUT_FOLDER = Path(".assay/report")
@@ -49,7 +49,7 @@ class Settings:
     @property
     def locks(self) -> Path:
         """Card locks, shared by all users of the host."""
-        return lock_folder()
+        return Path(tempfile.gettempdir()) / "assay-cards"
 
     @property
     def models(self) -> Path:

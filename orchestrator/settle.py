@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from jobs.errors import Conflict, IllegalMove, UnknownAttempt, Unstorable
 from jobs.model import AttemptState
@@ -44,16 +45,25 @@ def settle(store: Store, outcome: RunOutcome) -> Settled:
     return Settled(outcome.end, outcome.reason, outcome.retry, outcome.fault)
 
 
-def ingest(store: Store, spool: Spool, sweep_id: str) -> int:
-    """Store outcomes that an earlier driver left in the spool; how many counted. Each file is met once.
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """How many outcomes of a spool counted; of each that could not be kept or read, where it is now and why."""
+
+    kept: int
+    aside: tuple[tuple[Path, str], ...]
+
+
+def ingest(store: Store, spool: Spool, sweep_id: str) -> Ingested:
+    """Store outcomes that an earlier driver left in the spool. Each file is met once.
 
     One that came too late (its attempt was given up) is noted and forgotten: a later attempt has its place. One that
     cannot be kept or read is noted, and its file set aside.
     """
-    kept = 0
+    kept, aside = 0, list[tuple[Path, str]]()
     for attempt_id in spool.unreadable(sweep_id):
-        aside = spool.set_aside(sweep_id, attempt_id)
-        store.log_event(sweep_id, "unreadable", f"its spooled outcome is kept in {aside}", subject=attempt_id)
+        file = spool.set_aside(sweep_id, attempt_id)
+        aside.append((file, f"the outcome of {attempt_id} cannot be read"))
+        store.log_event(sweep_id, "unreadable", f"its spooled outcome is kept in {file}", subject=attempt_id)
     for outcome in spool.left_over(sweep_id):
         try:
             settled = settle(store, outcome)
@@ -62,11 +72,10 @@ def ingest(store: Store, spool: Spool, sweep_id: str) -> int:
             spool.acknowledge(sweep_id, outcome.attempt_id)
             continue
         if settled.unstorable:
-            aside = spool.set_aside(sweep_id, outcome.attempt_id)
-            store.log_event(
-                sweep_id, "unstorable", f"{settled.unstorable}; kept in {aside}", subject=outcome.attempt_id
-            )
+            file = spool.set_aside(sweep_id, outcome.attempt_id)
+            aside.append((file, f"the outcome of {outcome.attempt_id} cannot be stored: {settled.unstorable}"))
+            store.log_event(sweep_id, "unstorable", f"{settled.unstorable}; kept in {file}", subject=outcome.attempt_id)
         else:
             kept += 1
             spool.acknowledge(sweep_id, outcome.attempt_id)
-    return kept
+    return Ingested(kept, tuple(aside))

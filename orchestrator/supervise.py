@@ -7,64 +7,23 @@ also keeps both signals for itself, of which Ray takes one; it passes them on th
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import mmap
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from types import FrameType
 from typing import TypeVar
 
 from jobs.errors import JobsError
 from orchestrator.cards import ProbeError
 from orchestrator.lost import HostLost, Stopped
+from orchestrator.stop import SIGNALS, StopFlag
 
 T = TypeVar("T")
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 POLL_S = 0.2
 PR_SET_PDEATHSIG = 1
-
-
-@dataclass(slots=True)
-class StopFlag:
-    """The first SIGINT or SIGTERM asks for an orderly end; a driver that was forked off sees it too.
-
-    While nobody `polls`, it interrupts what is being done, and later ones are ignored: the ending of a build's
-    processes must not be interrupted in its turn. Then it raises the flag, and a second SIGINT interrupts at once.
-    """
-
-    polls: bool = False
-    _number: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 1))
-
-    @property
-    def number(self) -> int:
-        """The signal that asked; 0 for none."""
-        return self._number[0]
-
-    def __call__(self) -> bool:
-        """Whether an end was asked for."""
-        return self.number != 0
-
-    @contextlib.contextmanager
-    def listening(self) -> Iterator[StopFlag]:
-        """Take both signals for as long as it lasts; afterwards they are whose they were."""
-        before = {number: signal.signal(number, self._heard) for number in SIGNALS}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _heard(self, number: int, _frame: FrameType | None) -> None:
-        first = not self.number
-        self._number[0] = self.number or number
-        if first if not self.polls else number == signal.SIGINT and not first:
-            raise KeyboardInterrupt
 
 
 def supervised(drive: Callable[[], T], stop: StopFlag) -> T:

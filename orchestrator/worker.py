@@ -127,7 +127,10 @@ class GpuWorker:
             record=record,
         )
         if end != "cancelled":  # whoever cancelled does not wait for an answer, so nobody would acknowledge it
-            Spool(self.settings.spool).put(outcome)
+            try:
+                Spool(self.settings.spool).put(outcome)
+            except OSError as exc:  # a full disk: what was measured is handed over all the same
+                return outcome.model_copy(update={"unspooled": str(exc)})
         return outcome
 
     def adjudicate(self, order: ForceOrder) -> Adjudication:

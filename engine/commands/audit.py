@@ -13,7 +13,6 @@ from engine.commands.settings import add_settings, settings_of
 from engine.config import DEVICES, RunRequest, parse_request
 from engine.errors import BadRequest, OutOfMemory
 from engine.forced import check_fed
-from engine.interrupt import ended_by_signals
 from engine.onnx_load import load
 from engine.plain import plain_lines
 from engine.run import make_device, plans_for, target_for
@@ -55,17 +54,16 @@ def run(arguments: argparse.Namespace) -> int:
     graph = load(request.model)
     for prompt in request.prompts:
         check_fed(graph.info, prompt, [0] * (request.tokens - 1))
-    with ended_by_signals():
-        try:
-            device = make_device(request)
-            plans = plans_for(graph, request.prompts, request.config.prefill_chunk, target_for(request.config, device))
-            audit = Audit(request, device, graph, plans, every=every, shadow=arguments.shadow)
-            report = audit.run()
-            told = _told(arguments, audit, report, device.name)
-            if report.at is None:  # what is broken is not taken apart
-                audit.close()
-        except MemoryError as error:
-            raise OutOfMemory(f"the host ran out of memory: {error}", "use a smaller model") from error
+    try:
+        device = make_device(request)
+        plans = plans_for(graph, request.prompts, request.config.prefill_chunk, target_for(request.config, device))
+        audit = Audit(request, device, graph, plans, every=every, shadow=arguments.shadow)
+        report = audit.run()
+        told = _told(arguments, audit, report, device.name)
+        if report.at is None:  # what is broken is not taken apart
+            audit.close()
+    except MemoryError as error:
+        raise OutOfMemory(f"the host ran out of memory: {error}", "use a smaller model") from error
     print(json.dumps(told) if arguments.json else plain_lines(_text(told, report)))
     return 0 if told["ok"] else DIFFERENT
 

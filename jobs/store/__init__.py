@@ -139,13 +139,13 @@ class Store:
 
         None when there is none. `asks`: what a claimer says of itself beside these, see `leases.Claimer`.
         """
-        now, who = self._now(), leases.Claimer(worker, lease_s, **asks)
-        return self._database.write(lambda c: leases.claim_block(c, sweep_id, who, now))
+        who = leases.Claimer(worker, lease_s, **asks)
+        # the time inside the transaction: a lease begins when its writer has got the lock, and not before it waited
+        return self._database.write(lambda c: leases.claim_block(c, sweep_id, who, self._now()))
 
     def heartbeat(self, block_id: str, fence: int, lease_s: float) -> datetime:
         """Prolong a lease; returns its new end. Conflict when it is gone."""
-        now = self._now()
-        return self._database.write(lambda c: leases.heartbeat(c, block_id, fence, lease_s, now))
+        return self._database.write(lambda c: leases.heartbeat(c, block_id, fence, lease_s, self._now()))
 
     def release_block(self, block_id: str, fence: int) -> None:
         """Give a block back; what still runs in it becomes lost."""

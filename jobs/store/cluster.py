@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from sqlalchemy import ColumnElement, Connection, Integer, Row, and_, case, cast, func, literal, or_, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from jobs.card_choice import asked_of_card, is_fit, kinds
 from jobs.model import Manifest
+from jobs.store.connect import insert_into
 from jobs.store.rows import PRIORITIES
 from jobs.tables import block, card, run, scenario, sweep
 
@@ -84,9 +84,8 @@ class _Turn:
 
 def put_cards(connection: Connection, rows: Sequence[CardRow]) -> None:
     """Write down cards as they are now; one that has not changed its state keeps since when it is in it."""
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     for row in rows:
-        wanted = dialect.insert(card).values(**asdict(row))
+        wanted = insert_into(connection, card).values(**asdict(row))
         new = wanted.excluded
         changes = {name: new[name] for name in asdict(row) if name not in ("uuid", "since")}
         since = case((card.c.state == new.state, card.c.since), else_=new.since)

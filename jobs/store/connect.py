@@ -10,12 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import datetime, timedelta
+from importlib import import_module
 from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
 from sqlalchemy.pool import NullPool
@@ -56,6 +58,8 @@ class Database:
         self._sleep = sleep
         self._reached = False
         self._engine = _engine(self.url, lock_wait_s)
+        if self.is_sqlite:
+            event.listen(self._engine, "do_connect", self._on_connect_to_file)
 
     @property
     def file(self) -> Path | None:
@@ -152,6 +156,12 @@ class Database:
         """Give all connections back."""
         self._engine.dispose()
 
+    def _on_connect_to_file(self, _dialect: Any, _record: Any, words: list[Any], options: dict[str, Any]) -> None:
+        """A store that was there and is not must not come back as an empty file."""
+        if self._reached:
+            words[0] = f"file:{quote(words[0])}?mode=rw"
+            options["uri"] = True
+
     def _write_once(self, action: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
             connection = connection.execution_options(assay_write=True)
@@ -186,7 +196,7 @@ class Database:
     def _remedy(self, reason: str) -> str:
         if self.file is not None and self.file.is_dir():
             return f"name a file: {self.file} is a folder"
-        if "unable to open" in reason and self.file is not None:
+        if "unable to open" in reason and self.file is not None and not self._reached:
             return f"check that the folder {self.file.parent} exists and may be written"
         if "locked" in reason or "busy" in reason:
             return "another process holds the store; end it, or use PostgreSQL for several writers"
@@ -199,6 +209,11 @@ class Database:
         if self.file is not None:
             return f"{self.file} was removed, replaced or changed while in use: restore it, or run the sweep anew"
         return "check the URL, that the server runs and that it may be reached from here"
+
+
+def insert_into(connection: Connection, table: Table) -> Any:
+    """An INSERT that can say ON CONFLICT, in the words of the connection's database."""
+    return import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
 
 
 def shown_url(text: str) -> str:

@@ -9,12 +9,12 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, Table, insert, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from jobs.errors import Conflict, Unstorable
 from jobs.lifecycle import advance
 from jobs.model import ArmPlan, AttemptState, CellPlan, Missing, Reading, RunRecord
 from jobs.store import claims, events
+from jobs.store.connect import insert_into
 from jobs.store.strict import flag_columns, storable
 from jobs.store.submission import ids_digest
 from jobs.tables import (
@@ -143,9 +143,8 @@ def _write_values(connection: Connection, record: RunRecord, flags: Mapping[str,
             rows.append(
                 {"attempt_id": record.attempt_id, "series_id": names[-1]["id"], "flag": flag, **_columns(reading)}
             )
-    dialect = postgresql if connection.dialect.name == "postgresql" else sqlite
     if names:
-        connection.execute(dialect.insert(series).on_conflict_do_nothing(), names)
+        connection.execute(insert_into(connection, series).on_conflict_do_nothing(), names)
     _insert(connection, value, rows)
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
 import typer
 from ulid import ULID
 
-from jobs.errors import SpecError
+from jobs.errors import JobsError, SpecError, StoreError
 from jobs.model import Manifest
 from jobs.provenance import harness_digest, own_root
 from jobs.spec import load, plan
@@ -33,6 +31,7 @@ from orchestrator.outcome import Spool
 from orchestrator.resolve import DryResolver, LocalResolver
 from orchestrator.settings import Settings
 from orchestrator.settle import ingest as ingest_spool
+from orchestrator.stop import StopFlag, pause
 from orchestrator.version import harness_version
 
 WAIT_S = 2.0
@@ -71,14 +70,14 @@ def submit(
         if not wait:
             _tell_submitted(opened, sweep_id, given, as_json)
             return
-        sys.stderr.write(f"sweep {sweep_id} is submitted; waiting for its verdict\n")
-        try:
-            while opened.sweep(sweep_id).state == "open":
-                time.sleep(WAIT_S)
-        except KeyboardInterrupt:
+        with StopFlag(polls=True).listening() as stop:
+            sys.stderr.write(f"sweep {sweep_id} is submitted; waiting for its verdict\n")
+            while opened.sweep(sweep_id).state == "open" and not stop():
+                pause(WAIT_S, stop)
+        if stop():
             follow = f"assay watch {sweep_id}{given.store_words}; end it: assay cancel {sweep_id}{given.store_words}"
             sys.stderr.write(f"stopped waiting; the sweep stays submitted. Follow it: {follow}\n")
-            raise typer.Exit(128 + signal.SIGINT) from None
+            raise typer.Exit(128 + stop.number)
         verdict = stored_verdict(opened, sweep_id, given)
     finally:
         opened.close()
@@ -175,19 +174,32 @@ def ingest(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Store outcomes that a worker kept and no scheduler has taken. Each counts once, however often it is given."""
+    """Store outcomes that a worker kept and no scheduler has taken. Each counts once, however often it is given.
+
+    What cannot be stored is named, and does not keep the others from it; the exit code says that there was some.
+    """
     if not spool.is_dir():
         raise SpecError(f"{spool} is no spool", "name the folder that holds a folder for each sweep")
     opened = open_store(settings_for(store))
-    kept, sweeps = 0, 0
+    kept, sweeps, refused = 0, 0, list[JobsError]()
     try:
         held = Spool(spool)
         for sweep_id in held.sweeps():
-            row = opened.sweep(sweep_id)
-            kept, sweeps = kept + ingest_spool(opened, held, row.id), sweeps + 1
+            try:
+                done = ingest_spool(opened, held, opened.sweep(sweep_id).id)
+            except SpecError as foreign:
+                remedy = "name the store that it was submitted to"
+                refused.append(SpecError(f"sweep {sweep_id}: {foreign.message}", remedy))
+                continue
+            kept, sweeps = kept + done.kept, sweeps + 1
+            refused += [StoreError(f"sweep {sweep_id}: {why}", f"it is kept in {file}") for file, why in done.aside]
     finally:
         opened.close()
+    faults = [str(one) for one in refused]
     if as_json:
-        say_json({"spool": str(spool), "sweeps": sweeps, "outcomes": kept})
+        say_json({"spool": str(spool), "sweeps": sweeps, "outcomes": kept, "faults": faults})
     else:
         say(f"{kept} outcomes of {sweeps} sweeps are stored")
+    for fault in faults:
+        sys.stderr.write(f"error: {shown(fault)}\n")
+    raise typer.Exit(min((one.exit_code for one in refused), default=0))  # 2 before 4, as of several cells

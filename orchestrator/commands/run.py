@@ -42,8 +42,9 @@ from orchestrator.progress import SweepProgress
 from orchestrator.resolve import DryResolver, LocalResolver
 from orchestrator.resume import open_by_id, open_by_manifest
 from orchestrator.settings import OUT_FOLDER, Settings
+from orchestrator.stop import StopFlag
 from orchestrator.summary import tables
-from orchestrator.supervise import StopFlag, supervised
+from orchestrator.supervise import supervised
 from orchestrator.version import harness_version
 
 SweepArgument = Annotated[str, typer.Argument(metavar="SWEEP", help="a sweep file; with --resume also a sweep's id")]

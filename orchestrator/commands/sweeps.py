@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -25,6 +23,7 @@ from orchestrator.commands.terminal import (
     settings_for,
 )
 from orchestrator.settings import Settings
+from orchestrator.stop import StopFlag, pause
 
 SHOWN_EVENTS = 12
 SHOWN_WAITS = 20
@@ -67,18 +66,18 @@ def watch(
     try:
         sweep_id = None if sweep is None else opened.resolve_id(sweep, "swp")
         said: set[str] = set()
-        while True:
-            queue = opened.queue(sweep_id)
-            lines = [*_progress(opened, sweep_id), *waiting_lines(queue)]
-            for line in lines:
-                if line not in said:
-                    say(f"{now():%H:%M:%S} {line}")
-            said = set(lines)
-            if once or not _is_open(opened, sweep_id):
-                return
-            time.sleep(every)
-    except KeyboardInterrupt:  # the usual way to leave it, and nothing that it began
-        raise typer.Exit(128 + signal.SIGINT) from None
+        with StopFlag(polls=True).listening() as stop:
+            while not stop():
+                queue = opened.queue(sweep_id)
+                lines = [*_progress(opened, sweep_id), *waiting_lines(queue)]
+                for line in lines:
+                    if line not in said:
+                        say(f"{now():%H:%M:%S} {line}")
+                said = set(lines)
+                if once or not _is_open(opened, sweep_id):
+                    return
+                pause(every, stop)
+        raise typer.Exit(128 + stop.number)  # the usual way to leave it, and nothing that it began
     finally:
         opened.close()
 

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from jobs.errors import SpecError
 from jobs.store import Store
@@ -81,6 +78,10 @@ def say_json(document: Any) -> None:
 
 def say_table(title: str, headings: tuple[str, ...], rows: tuple[tuple[str, ...], ...]) -> None:
     """Print a table on stdout, whole: where a terminal is too narrow for it, a line for each cell of each row."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(title=Text(shown(title)), title_justify="left", header_style="bold", show_edge=False)
     for index, heading in enumerate(headings):
         table.add_column(Text(heading), justify="left" if index == 0 else "right", no_wrap=True)

@@ -4,7 +4,8 @@ Tests copy it as `engine/__main__.py` into a tree of their own. FAKE_ENGINE is a
 generation (or `sleep_file`, whose content says so), `ids`, `page_ins`, `die` (signal in generation 0), `exit` (code
 after the result), `error` (an error line and exit code), `die_last` (a signal in place of that code), `lie` (fields
 that replace hello's), `silent` (no result), `spoil` (a line after hello), `exit_line` (one at the end), `log`
-(printed), `mark` (append a line to this file at start), `hang` (say nothing).
+(printed), `mark` (append a line to this file at start), `hang` (say nothing), `fault` (at which point, what, and a
+file: who makes it acts, so that it happens once).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -42,6 +44,7 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
             file.write(f"{os.getpid()} {sorted(os.environ)}\n")
     if wish.get("hang"):
         time.sleep(60)
+    meet(wish, "spawned")
     say(**{**hello(request), **wish.get("lie", {})})
     if "log" in wish:
         print(wish["log"], flush=True)
@@ -54,6 +57,7 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
         if "die" in wish:
             os.kill(os.getpid(), wish["die"])
         say(**generation(index, ids, wish))
+        meet(wish, "first tokens")
     if "error" in wish:
         say(type="error", counters={"page_ins": 1}, ids=[5], **wish["error"])
         if "die_last" in wish:
@@ -61,10 +65,26 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
         return int(wish["error"]["code"])
     if not wish.get("silent"):
         say(**result(request, ids, wish))
+        meet(wish, "result")
     if "exit_line" in wish:
         os.write(fd, (wish["exit_line"] + "\n").encode())
     print("fake engine done")
     return int(wish.get("exit", 0))
+
+
+def meet(wish: dict[str, Any], point: str) -> None:
+    """The fault of this point, once over all engines of a test."""
+    fault = wish.get("fault")
+    if fault is None or fault["at"] != point:
+        return
+    try:
+        with Path(fault["mark"]).open("x") as mark:
+            mark.write(str(os.getpid()))
+    except FileExistsError:
+        return
+    if fault["do"] == "hang":
+        time.sleep(3600)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[fault["do"]])
 
 
 def hello(request: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import psutil
 import psycopg
 from sqlalchemy import URL
 
@@ -101,6 +102,12 @@ class PostgresServer:
             self._process.send_signal(how)
             self._process.wait(START_TIMEOUT_S)
             self._process = None
+
+    def processes(self) -> list[int]:
+        """PIDs of the server and of what it has started."""
+        assert self._process is not None
+        own = psutil.Process(self._process.pid)
+        return [own.pid, *(child.pid for child in own.children(recursive=True))]
 
     def remove(self) -> None:
         """End it and delete its files."""

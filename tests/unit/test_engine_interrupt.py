@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,6 +81,20 @@ def test_a_run_told_to_end_says_what_it_counted_and_ends_by_the_signal(
     finished = sum(len(line["ids"]) for line in lines if line["type"] == "generation")
     beyond = error["counters"]["emitted_tokens"] - finished - len(error["ids"])
     assert beyond in (0, -1, TOKENS), "no token is told twice; within a step, or with a generation's line not out yet"
+
+
+@pytest.mark.parametrize("verb", ["audit", "hazards"])
+def test_another_command_told_to_end_says_so_and_ends_by_the_signal(tiny: Path, verb: str) -> None:
+    words = [verb, "--model", str(tiny), "--prompt-ids", "1 2", "--tokens", "120", "--granule", "4096"]
+    words += ["--generations", "1000"] if verb == "audit" else []
+    code = f"import sys; from engine.__main__ import main; print(flush=True); sys.exit(main({words!r}))"
+    with subprocess.Popen([sys.executable, "-P", "-c", code], env=environment(), stdout=-1, stderr=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        time.sleep(0.5)
+        child.terminate()
+        _, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (-signal.SIGTERM, b"error: told to end by SIGTERM; it had not finished\n")
 
 
 def test_a_run_that_is_killed_leaves_whole_lines(tiny: Path, tmp_path: Path) -> None:

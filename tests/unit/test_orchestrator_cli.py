@@ -14,6 +14,8 @@ import pytest
 
 from orchestrator.cli import call
 
+pytest_plugins = ("tests.unit.orchestrator_judged",)
+
 SWEEP = """\
 sweep: small
 models:
@@ -251,13 +253,26 @@ def test_commands_that_print_print_json_on_request(
     json.loads(capsys.readouterr().out)
 
 
-def test_a_command_imports_only_what_it_needs() -> None:
-    """Reading a store needs neither the engine's libraries nor Ray: each command line pays for its imports."""
-    told = "call(['status', '--help']); print(*sys.modules, file=sys.stderr)"
-    code = f"import sys; from orchestrator.cli import call; {told}"
+HEAVY = {"alembic", "engine.zoo", "filelock", "gguf", "httpx", "jinja2", "numpy", "onnx", "psutil", "pynvml", "ray"}
+HEAVY |= {"reports", "rich", "scipy", "tokenizers", "yaml"}
+"""What a look at the queue of a store in a file needs nothing of; most of them take a tenth of a second and more."""
+
+
+@pytest.mark.parametrize("words", [("status", "swp_"), ("watch", "--once")])
+def test_a_look_at_the_queue_imports_only_what_it_needs(judged: str, words: tuple[str, ...]) -> None:
+    """It is typed again and again, and asks for a second at most: its imports are most of what it takes."""
+    code = f"import sys; from orchestrator.cli import call; call({words!r}); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
-    assert {"sqlalchemy", "orchestrator.commands.sweeps"} <= set(done.stderr.split())
-    assert not {"ray", "numpy", "onnx", "scipy", "psutil", "engine.zoo"} & set(done.stderr.split())
+    loaded = set(done.stderr.split())
+    assert {"sqlalchemy", "orchestrator.commands.sweeps"} <= loaded
+    assert not HEAVY & loaded
+
+
+def test_a_document_is_built_when_it_is_first_used() -> None:
+    """All of them take a tenth of a second, and most commands use few."""
+    code = "from jobs.model import RunRecord; print(RunRecord.__pydantic_complete__)"
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_every_command_in_the_help_has_help_of_its_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -150,7 +154,7 @@ def test_a_spool_is_stored_once_however_often_it_is_given(
 
 
 def _interrupted(_seconds: float) -> None:
-    raise KeyboardInterrupt
+    os.kill(os.getpid(), signal.SIGINT)
 
 
 def test_ctrl_c_ends_the_waiting_and_says_that_the_sweep_stays(
@@ -167,6 +171,67 @@ def test_ctrl_c_ends_the_waiting_and_says_that_the_sweep_stays(
     told = said(capsys, "watch", row.id, code=130)
     assert row.id in told
     assert "nothing was begun" not in told
+
+
+def test_a_spool_of_several_stores_gives_up_all_that_is_this_ones_and_names_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep of another store, an outcome that cannot be read: neither keeps a later sweep's outcome out."""
+    monkeypatch.chdir(tmp_path)
+    field = Field(tmp_path)
+    torn, manifest = field.submit({"base": {}, "head": {}}, name="torn")
+    attempt, _ = field.spool_one(torn, manifest)
+    (field.works.spool / torn / f"{attempt}.json").write_text("{cut off")
+    whole, manifest = field.submit({"base": {}, "head": {}}, name="whole")
+    field.spool_one(whole, manifest)
+    foreign = "swp_00000000000000000000000000"
+    shutil.copytree(field.works.spool / whole, field.works.spool / foreign)
+    assert call(["ingest", "spool", "--store", "store.db"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "1 outcomes of 2 sweeps are stored\n"
+    absent, unread = told.err.splitlines()
+    assert absent.startswith(f"error: sweep {foreign}: no id begins with")
+    assert unread.startswith(f"error: sweep {torn}: the outcome of {attempt} cannot be read (it is kept in ")
+    assert field.attempts(whole)["base"] == [("measured", "")]
+    shutil.rmtree(field.works.spool / foreign)
+    (field.works.spool / torn).mkdir()
+    (field.works.spool / torn / f"{attempt}.json").write_text("[]")
+    assert call(["ingest", "spool", "--store", "store.db", "--json"]) == 4
+    document = json.loads(capsys.readouterr().out)
+    assert document["outcomes"] == 0 and len(document["faults"]) == 1
+
+
+def test_a_store_that_is_removed_while_its_verdict_is_waited_for_does_not_come_back_empty(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _seconds: (here / "s.db").unlink(missing_ok=True))
+    told = said(capsys, "submit", "small.yaml", "--wait", code=4)
+    assert "s.db was removed, replaced or changed while in use" in told
+    assert not (here / "s.db").exists()
+
+
+WAITS = """\
+import sys
+from orchestrator.cli import main
+sys.argv = ["assay", *{words!r}]
+main()
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_waiting_with_the_same_words(here: Path, number: int, code: int) -> None:
+    words = ["submit", "small.yaml", "--wait", "--store", "s.db"]
+    hears = "import signal as s; s.signal(s.SIGINT, s.default_int_handler)\n"  # ignored in a shell's background
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", hears + WAITS.format(words=words)], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    while "waiting for its verdict" not in (line := process.stderr.readline()):
+        assert line, process.wait()
+    process.send_signal(number)
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert "the sweep stays submitted" in told and "Traceback" not in told
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:99999999"])

@@ -264,11 +264,11 @@ def test_an_outcome_left_in_the_spool_counts_once_and_a_late_one_not_at_all(fiel
     before = field.store.judge_input(sweep_id)
     left = field.spool.left_over(sweep_id)
     assert len(left) == 4
-    assert ingest(field.store, field.spool, sweep_id) == 4
+    assert ingest(field.store, field.spool, sweep_id).kept == 4
     assert field.store.judge_input(sweep_id) == before
     late = left[0].model_copy(update={"fence": 1, "reason": "from another world"})
     field.spool.put(late.model_copy(update={"record": late.record and late.record.model_copy(update={"exit_code": 3})}))
-    assert ingest(field.store, field.spool, sweep_id) == 0
+    assert ingest(field.store, field.spool, sweep_id).kept == 0
     assert field.store.judge_input(sweep_id) == before
     assert field.spool.left_over(sweep_id) == ()
     assert [e.kind for e in field.store.events(sweep_id)].count("too_late") == 1
@@ -293,14 +293,14 @@ def test_a_poison_file_in_the_spool_is_met_once_and_the_sweep_goes_on(field: Fie
         assert outcome.record is not None
         wide = outcome.record.model_copy(update={"peak_rss_bytes": 2**63})
         field.spool.put(outcome.model_copy(update={"record": wide}))
-    assert ingest(field.store, field.spool, sweep_id) == 0
+    assert ingest(field.store, field.spool, sweep_id).kept == 0
     assert not folder.exists()
     noted = {"unreadable": "unreadable", "other_attempt": "unreadable", "unknown_attempt": "too_late"}
     (event,) = [e for e in field.store.events(sweep_id) if e.kind == noted.get(poison, "unstorable")]
     if poison != "unknown_attempt":
         assert "kept in" in event.message
         assert len(list((field.works.spool / "aside").iterdir())) == 1
-    assert ingest(field.store, field.spool, sweep_id) == 0
+    assert ingest(field.store, field.spool, sweep_id).kept == 0
     field.store.break_leases(sweep_id, "its driver is gone")
     assert field.work(sweep_id, manifest).complete == 4
     first = field.attempts(sweep_id)["base"][0]

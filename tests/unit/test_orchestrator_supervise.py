@@ -18,7 +18,8 @@ from orchestrator.cards import ProbeError
 from orchestrator.commands import run as run_command
 from orchestrator.guard import Guard
 from orchestrator.lost import HostLost, Stopped
-from orchestrator.supervise import SIGNALS, StopFlag, deaf, supervised
+from orchestrator.stop import SIGNALS, StopFlag
+from orchestrator.supervise import deaf, supervised
 
 
 @pytest.fixture
