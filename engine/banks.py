@@ -17,7 +17,7 @@ from engine.routing import banks, read_counts, routed
 ALL_FIT = "all weights fit"
 
 
-def why_whole(policy: str, experts: str, device: str, *, knows_routing: bool) -> str:
+def why_whole(policy: str, experts: str, *, knows_routing: bool) -> str:
     """What stands against reading experts alone, in any bank; empty for nothing."""
     if experts == "whole":
         return "experts is whole"
@@ -25,8 +25,6 @@ def why_whole(policy: str, experts: str, device: str, *, knows_routing: bool) ->
         return "the schedule of staging is fixed before routing is known"
     if policy == "zero_copy":
         return "zero_copy has each step read in place what it chose"
-    if device == "cuda":
-        return "a card's kernel reads banks whole"
     return "" if knows_routing else "no routing is given to a run without arithmetic"
 
 

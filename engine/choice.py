@@ -53,8 +53,8 @@ class Choice:
     """What becomes of each bank of experts."""
 
 
-def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: str, granule: int) -> Choice:
-    """Settle policy and budget for a device of a kind.
+def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], granule: int) -> Choice:
+    """Settle policy and budget for a device with granules of a size.
 
     Raises Refused where a bound is too small, BadRequest where the cache asked for is larger than the model.
     """
@@ -79,9 +79,9 @@ def choose(request: RunRequest, graph: Graph, plans: Mapping[int, Plan], kind: s
             nominal, source = limit - first, "derived"
             reason = f"vram_limit less {fixed} for workspace, states and tables and {first} for the first KV bucket"
     streams = limit is not None and packed > limit - kv.peak_bytes
-    policy, of_policy = _policy(request, plan, kind, streams=streams)
+    policy, of_policy = _policy(request, plan, streams=streams)
     stays = nominal is None or packed <= (nominal if limit is None else min(nominal, limit - kv.peak_bytes))
-    banks = decide(plan, ALL_FIT if stays else _why_whole(request, policy, kind))
+    banks = decide(plan, ALL_FIT if stays else _why_whole(request, policy))
     paged = split({1: plan}, banks)[1]
     if limit is not None and config.vram_limit is not None:
 
@@ -140,9 +140,9 @@ def _packed(plan: Plan, granule: int) -> int:
     return (max((v.last for v in pack(plan.keys, granule)), default=-1) + 1) * granule
 
 
-def _why_whole(request: RunRequest, policy: str, kind: str) -> str:
+def _why_whole(request: RunRequest, policy: str) -> str:
     knows_routing = request.arithmetic == "full" or request.routing is not None
-    return why_whole(policy, request.config.experts, kind, knows_routing=knows_routing)
+    return why_whole(policy, request.config.experts, knows_routing=knows_routing)
 
 
 def _experts(request: RunRequest, banks: Sequence[BankPlan]) -> tuple[Decision, ...]:
@@ -156,7 +156,7 @@ def _experts(request: RunRequest, banks: Sequence[BankPlan]) -> tuple[Decision, 
     return (Decision("expert_banks", f"{split_banks} of {len(banks)} banks one by one", source, reason),)
 
 
-def _policy(request: RunRequest, plan: Plan, kind: str, *, streams: bool) -> tuple[str, Decision]:
+def _policy(request: RunRequest, plan: Plan, *, streams: bool) -> tuple[str, Decision]:
     """The policy, chosen here where a limit is given and neither policy nor budget is, and not all weights fit."""
     policy = request.config.policy
     if "policy" in request.given:
@@ -164,7 +164,7 @@ def _policy(request: RunRequest, plan: Plan, kind: str, *, streams: bool) -> tup
     if not streams or request.config.weight_budget is not None:
         why = "a budget was asked for without one" if request.config.weight_budget is not None else "all weights stay"
         return policy, Decision("policy", policy, "default", why)
-    if any(bank.is_split for bank in decide(plan, _why_whole(request, ROUTED, kind))):
+    if any(bank.is_split for bank in decide(plan, _why_whole(request, ROUTED))):
         why = "weights stream under the limit, and of experts it copies those alone that were chosen"
         return ROUTED, Decision("policy", ROUTED, "derived", why)
     why = "weights stream under the limit, and of the policies served here it copies least"

@@ -6,8 +6,10 @@ computed alone, whatever others go in with it, so that a cut between tokens chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from engine.errors import BadRequest, DeviceFailure
 from engine.graph import stored_bytes
 from engine.kernels.moe import expert_operand
 from engine.plan import Experts, Operand, Ref, Step
-from engine.routing import Bank, Choices, check
+from engine.routing import Bank, Choices, check, routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +62,51 @@ def check_choices(chosen: Mapping[int, Choices], bank: Bank) -> None:
 
 def launch_of(step: Step, placed: Sequence[Placed], wave: Wave, addresses: Sequence[int]) -> Launch:
     """The step for a wave; `placed` are its operands for all rows, `addresses` where the wave's experts stand."""
-    assert step.experts is not None
+    choice, experts = routed(step), step.experts
+    assert experts is not None and choice is not None
     there = dict(zip(wave.experts, addresses, strict=True))
-    own = (_rows(p, wave.first, wave.end) for p in placed)
-    return Launch(step, (*own, *places(step.experts, there)), wave.sequences, once=True)
+    rows = choice.ref.shape[0]
+    if (wave.first, wave.end) != (0, rows):
+        placed = [_cut(p, wave, rows) for p in placed]
+        step = replace(step, operands=tuple(p.operand for p in placed))
+    return Launch(step, (*placed, *places(experts, there)), wave.sequences, once=True)
 
 
 def places(experts: Experts, there: Mapping[int, int]) -> Iterator[Placed]:
     """Every part of some experts, by expert and its address."""
-    sizes = [stored_bytes(part.dtype, int(np.prod(part.shape, dtype=np.int64))) for part in experts.parts]
     for expert, address in there.items():
-        for part, nbytes in zip(experts.parts, sizes, strict=True):
-            ref = Ref("key", experts.first_key + expert, part.dtype, part.shape, offset_bytes=part.offset_bytes)
-            yield Placed(Operand(expert_operand(part.name, expert), ref), address + part.offset_bytes, nbytes)
+        for operand, nbytes in _parts(experts, expert):
+            yield Placed(operand, address + operand.ref.offset_bytes, nbytes)
+
+
+def addresses_of(experts: Experts, placed: Iterable[Placed]) -> list[int]:
+    """Where each expert of a bank starts, from what `places` made of some of them; 0 for the others."""
+    starts = [0] * experts.count
+    for p in placed:
+        starts[p.operand.ref.index - experts.first_key] = p.address - p.operand.ref.offset_bytes
+    return starts
+
+
+@lru_cache(maxsize=1 << 14)
+def _parts(experts: Experts, expert: int) -> tuple[tuple[Operand, int], ...]:
+    """An expert's operands and their bytes: the same ones for each token that chooses it."""
+    made = []
+    for part in experts.parts:
+        ref = Ref("key", experts.first_key + expert, part.dtype, part.shape, offset_bytes=part.offset_bytes)
+        made.append((Operand(expert_operand(part.name, expert), ref), stored_bytes(part.dtype, math.prod(part.shape))))
+    return tuple(made)
 
 
 def _distinct(choices: Choices) -> tuple[int, ...]:
     return tuple(np.unique(choices).tolist())
 
 
-def _rows(placed: Placed, first: int, end: int) -> Placed:
-    """Some rows of an operand whose last axis is a row."""
+def _cut(placed: Placed, wave: Wave, rows: int) -> Placed:
+    """A wave's share of an operand of so many tokens, one after another; a norm's factors are all tokens'."""
     ref = placed.operand.ref
-    rows = int(np.prod(ref.shape[:-1]))
-    if (first, end) == (0, rows):
+    if placed.operand.name == "gamma":
         return placed
-    each = placed.nbytes // rows
-    operand = replace(placed.operand, ref=replace(ref, shape=(end - first, ref.shape[-1])))
-    return replace(placed, operand=operand, address=placed.address + first * each, nbytes=(end - first) * each)
+    tokens = next(n for n in range(1, len(ref.shape) + 1) if math.prod(ref.shape[:n]) == rows)
+    each, count = placed.nbytes // rows, wave.end - wave.first
+    operand = replace(placed.operand, ref=replace(ref, shape=(count, *ref.shape[tokens:])))
+    return replace(placed, operand=operand, address=placed.address + wave.first * each, nbytes=count * each)

@@ -170,10 +170,10 @@ def _reader(links: Links, kept: frozenset[int], ref: Ref) -> int | None:
 
 
 def _scratch(step: Step, chosen: tuple[int, ...], width: int, buffer: NewBuffer) -> tuple[Operand, Operand]:
-    """Room for the experts' activations, where a row of x fits too, and for their shares."""
+    """Room for the experts' activations, with a norm's factors behind them, and for the experts' shares."""
     rows = ref_of(step, "fc1").shape[1]
     columns = mixture.padded(rows // 2 if step.params["activation"] == "swiglu" else rows)
-    room = buffer(f"{step.node}/hidden", "float32", (*chosen, max(columns, -(-width // chosen[-1]))))
+    room = buffer(f"{step.node}/hidden", "float32", (math.prod(chosen) * columns + width,))
     share = buffer(f"{step.node}/share", "float32", chosen)
     return Operand("hidden", replace(room, shape=(*chosen, columns)), "w"), Operand("share", share, "w")
 

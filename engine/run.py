@@ -129,7 +129,7 @@ def _run(request: RunRequest, emit: Emit, clock: Clock, progress: Progress) -> N
         plans = plans_for(graph, request.prompts, request.config.prefill_chunk, target)
         if request.config.prefix_reuse:
             check_no_states(plans[1])
-        choice = choose(request, graph, plans, device.kind, device.granule_bytes)
+        choice = choose(request, graph, plans, device.granule_bytes)
     finally:  # whatever ends the run, its lines begin with who ran
         emit(_hello(request, device, choice))
     emit({"type": "progress", "phase": "load", "done": 0, "of": 1})
@@ -182,7 +182,7 @@ def set_up(
     `tell` hears what was decided of captures, `announce` when weights give way to the KV cache.
     `choice` is what was settled for these arguments, where that is done already.
     """
-    choice = choice or choose(request, graph, plans, device.kind, device.granule_bytes)
+    choice = choice or choose(request, graph, plans, device.granule_bytes)
     config, plan, sequences = request.config, plans[1], len(request.prompts)
     paged = split(plans, choice.banks)
     ledger = Ledger(device.granule_bytes, choice.limit_bytes, tally)

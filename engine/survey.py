@@ -46,7 +46,7 @@ def survey(plan: Plan, setting: Setting) -> dict[str, Any]:
     device = PlanDevice(granule_bytes=setting.granule_bytes)
     budget = setting.weight_budget
     budget = int(parse_share(budget) * plan.weight_bytes) if isinstance(budget, str) else budget
-    why = why_whole(setting.policy, setting.experts, device.kind, knows_routing=True)
+    why = why_whole(setting.policy, setting.experts, knows_routing=True)
     banks = decide(plan, ALL_FIT if fits(plan, budget, device.granule_bytes) else why)
     paged = split({1: plan}, banks)
     tally = Tally()

@@ -331,7 +331,9 @@ class CudaDevice:
         """Run a step now, or record it."""
         bound = self._bound.get(launch)
         if bound is None:
-            bound = self._bound[launch] = self._binder.bind(launch)
+            bound = self._binder.bind(launch)
+            if not launch.once:
+                self._bound[launch] = bound
         for kernel in bound.kernels:
             how = kernel.after_kernel if self._behind_kernel else kernel.after_all
             arguments = ctypes.addressof(kernel.arguments)

@@ -10,7 +10,9 @@ from engine import kernels
 from engine.device.base import Launch, Placed, Profile
 from engine.device.cuda_card import Card
 from engine.device.cuda_host import HostMemory
-from engine.kernels.cuda import CudaForm, Geometry, argument, prepare
+from engine.expert_steps import addresses_of
+from engine.kernels.cuda import CudaForm, Geometry, Prepared, argument, prepare
+from engine.plan import Step
 
 CACHES = ("kv_key", "kv_value")
 """Kinds of operands that have strides of their own."""
@@ -29,6 +31,16 @@ class BoundKernel:
     """How it is launched right behind a kernel: it may start before that ends, and waits for it itself."""
     arguments: Any
     values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """One kernel of a step, ready for any addresses."""
+
+    made: Prepared
+    function: Any
+    after_all: Any
+    after_kernel: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,50 +69,60 @@ class Binder:
         """Nodes of the steps that may report a fault, by number from 1."""
         self.in_place: dict[int, int] = {}
         """The card's address of a key's host bytes -> how many."""
+        self._routed: dict[tuple[Any, ...], tuple[_Form, ...]] = {}  # of steps that are bound anew for each pass
 
     def bind(self, launch: Launch) -> Bound:
         """A launch at its addresses."""
-        step = launch.step
-        strides = {p.operand.name: _strides(p) for p in launch.placed if p.operand.ref.kind in CACHES}
         alone = len(launch.sequences) == 1
-        placed = launch.alone(launch.sequences[0]).placed if alone else launch.placed
+        placed = launch.alone(launch.sequences[0]).placed if alone and any(launch.sequences) else launch.placed
         keys = [p for p in launch.placed if p.operand.ref.kind == "key"]
         key_bytes = sum(p.nbytes for p in keys)
         in_place_bytes = sum(p.nbytes for p in keys if self._is_in_place(p.address))
         read_ns = self._profile.memory_ns(key_bytes - in_place_bytes) + self._profile.in_place_ns(in_place_bytes)
-        made = tuple(
-            self._kernel(launch, form, strides, placed, alone=alone) for form in kernels.get(step.kernel).forms
-        )
-        assert made, "prepare refused it"
-        return Bound(made, read_ns, in_place_bytes)
+        forms = self._forms(launch)
+        assert forms, "prepare refused it"
+        return Bound(tuple(self._kernel(launch, form, placed, alone=alone) for form in forms), read_ns, in_place_bytes)
 
-    def _kernel(
-        self,
-        launch: Launch,
-        form: CudaForm,
-        strides: dict[str, tuple[int, int]],
-        placed: tuple[Placed, ...],
-        *,
-        alone: bool,
-    ) -> BoundKernel:
+    def _forms(self, launch: Launch) -> tuple[_Form, ...]:
+        """What a launch's kernels are, whatever its addresses; kept for steps whose experts are others each time."""
         step, sequences = launch.step, len(launch.sequences)
+        if not launch.once:
+            strides = {p.operand.name: _strides(p) for p in launch.placed if p.operand.ref.kind in CACHES}
+            return tuple(self._form(step, form, strides, sequences) for form in kernels.get(step.kernel).forms)
+        name = (step.node, step.kernel, step.operands, sequences)
+        if name not in self._routed:
+            self._routed[name] = tuple(self._form(step, form, {}, sequences) for form in kernels.get(step.kernel).forms)
+        return self._routed[name]
+
+    def _form(self, step: Step, form: CudaForm, strides: dict[str, tuple[int, int]], sequences: int) -> _Form:
         made = prepare(form, step, strides, sequences)
-        geometry = made.geometry
+        return _Form(
+            made,
+            self._card.load(made.variant, made.geometry.shared_bytes),
+            self._configuration(made.geometry, sequences, early=False),
+            self._configuration(made.geometry, sequences, early=self._card.starts_early),
+        )
+
+    def _kernel(self, launch: Launch, form: _Form, placed: tuple[Placed, ...], *, alone: bool) -> BoundKernel:
+        step, made = launch.step, form.made
+        experts, placed = placed[len(step.operands) :], placed[: len(step.operands)]
         pointers = [p.address if p.host is None else self._host.pin(p.host)[1] for p in placed]
         values: list[Any] = [ctypes.c_void_p(pointer) for pointer in pointers]
         values += [argument(scalar) for scalar in made.scalars]
         if made.faults:
             self.faulty.append(f"{step.node} ({step.op})")
             values += [ctypes.c_void_p(self._fault_address), ctypes.c_int(len(self.faulty))]
-        if geometry.tickets:
-            assert self.tickets and 4 * geometry.tickets * sequences <= TICKETS_BYTES, (geometry.tickets, sequences)
+        if tickets := made.geometry.tickets * len(launch.sequences):
+            assert self.tickets and 4 * tickets <= TICKETS_BYTES, tickets
             values.append(ctypes.c_void_p(self.tickets))
+        if step.experts is not None:
+            values.append(argument(tuple(addresses_of(step.experts, experts))))
         if not alone:
             values += [argument(tuple(p.stride for p in placed)), argument(launch.sequences)]
         return BoundKernel(
-            self._card.load(made.variant, geometry.shared_bytes),
-            self._configuration(geometry, sequences, early=False),
-            self._configuration(geometry, sequences, early=self._card.starts_early),
+            form.function,
+            form.after_all,
+            form.after_kernel,
             (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)),
             tuple(values),
         )

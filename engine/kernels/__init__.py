@@ -39,8 +39,6 @@ _FAMILIES = (
     "scaled_attention",
 )
 _KERNELS: dict[str, KernelDef] = {}
-HOST_ONLY = ("route", "experts")
-"""Kernels of what no card is given yet: there a bank of experts is read whole."""
 
 
 @dataclass(frozen=True, slots=True)

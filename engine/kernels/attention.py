@@ -208,4 +208,4 @@ def _heads_and_rows(refs: Refs, p: Params) -> Geometry:
     return Geometry((max(p["heads"], spread), rows), defines=defines, threads=threads, tickets=tickets)
 
 
-define(KernelDef("gqa", run_gqa, cuda=CudaForm("attention", _heads_and_rows, head="attention_parts")))
+define(KernelDef("gqa", run_gqa, cuda=CudaForm("attention", _heads_and_rows, heads=("attention_parts",))))

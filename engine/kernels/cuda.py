@@ -15,13 +15,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.plan import Operand, Ref, Step
+from engine.plan import Experts, Operand, Ref, Step
 
 Refs = Mapping[str, Ref]
 Params = Mapping[str, Any]
 Scalar = int | float | tuple[int, ...]
 
 THREADS = 256
+_MOST_APART = 3840
+"""Experts of a bank, whose addresses are arguments: of those a launch takes 32,764 bytes."""
 _CONSTANT = ("key", "constant", "host")
 """Kinds of operands that no kernel writes."""
 _FOLDER = Path(__file__).parent
@@ -73,8 +75,8 @@ class CudaForm:
 
     `runtime` are parameters that differ between plans of one model and so are arguments; the others are compiled in.
     `faults`: the body may find an index beyond the elements and reports it. `early`: the body itself waits for what the
-    kernels before it write, having read weights first; for the others the entry waits. `head` is a source whose text
-    stands before.
+    kernels before it write, having read weights first; for the others the entry waits. `heads` are sources whose text
+    stands before, in order.
     """
 
     source: str
@@ -82,12 +84,12 @@ class CudaForm:
     runtime: tuple[str, ...] = ()
     faults: bool = False
     early: bool = False
-    head: str = ""
+    heads: tuple[str, ...] = ()
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Stems of its source files, in order."""
-        return tuple(filter(None, (self.head, self.source)))
+        return (*self.heads, self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,10 @@ def prepare(form: CudaForm, step: Step, strides: Mapping[str, tuple[int, int]], 
 
     `strides` are elements from one position, and from one head, to the next in a cache, by operand.
     """
-    refs = {o.name: o.ref for o in step.operands}
+    apart = step.experts
+    if apart is not None and apart.count > _MOST_APART:
+        raise NoForm(f"{apart.count} experts one by one, {_MOST_APART} is the most: read banks whole (experts: whole)")
+    refs = {o.name: o.ref for o in step.operands} | ({} if apart is None else _bank(apart))
     geometry = form.geometry(refs, step.params)
     scalars: dict[str, Scalar] = {f"P_{n}": step.params[n] for n in form.runtime}
     scalars.update(geometry.scalars)
@@ -127,9 +132,9 @@ def prepare(form: CudaForm, step: Step, strides: Mapping[str, tuple[int, int]], 
         (
             _constants(step, form, geometry),
             source(_SUPPORT),
-            _signature(step.operands, scalars, faults=form.faults, tickets=geometry.tickets > 0),
+            _signature(step.operands, scalars, apart, faults=form.faults, tickets=geometry.tickets > 0),
             *map(source, form.sources),
-            _entry(function, step.operands, geometry.threads, sequences, form.early),
+            _entry(function, step.operands, geometry.threads, sequences, form.early, apart),
         )
     )
     names = tuple(o.name for o in step.operands)
@@ -154,6 +159,13 @@ def sources() -> tuple[str, ...]:
     return tuple(sorted(p.stem for p in _FOLDER.glob("*.cu") if p.stem != _SUPPORT))
 
 
+def _bank(experts: Experts) -> dict[str, Ref]:
+    """Parts of experts that lie apart, as they would be of a bank in one piece: what a geometry goes by."""
+    return {
+        part.name: Ref("key", experts.first_key, part.dtype, (experts.count, *part.shape)) for part in experts.parts
+    }
+
+
 def _constants(step: Step, form: CudaForm, geometry: Geometry) -> str:
     lines = [f"#define KERNEL_{step.kernel} 1"]
     for name, value in step.params.items():
@@ -173,7 +185,13 @@ def _define(name: str, value: Any) -> list[str]:
     return [f"#define {name} ((float){float(value).hex()})"] if isinstance(value, float) else []
 
 
-def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], *, faults: bool, tickets: bool) -> str:
+def _signature(
+    operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], apart: Experts | None, *, faults: bool, tickets: bool
+) -> str:
+    """Types, ARGUMENTS of the kernel, SIGNATURE and PASSED of what it calls.
+
+    Of experts that lie apart a part's name is where that of expert EXPERT is, which the body says.
+    """
     lines, arguments = [], []
     for o in operands:
         lines += [f"typedef {C_TYPES[o.ref.dtype]} {o.name}_t;", f"#define HAS_{o.name} 1"]
@@ -183,11 +201,19 @@ def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], *, 
     for name, value in scalars.items():
         kind = f"Numbers<{len(value)}>" if isinstance(value, tuple) else "i64" if isinstance(value, int) else "float"
         arguments.append(f"const {kind} {name}")
-    passed = (*(("fault", "step") if faults else ()), *(("tickets",) if tickets else ()))
+    passed: tuple[str, ...] = (*(("fault", "step") if faults else ()), *(("tickets",) if tickets else ()))
     if faults:
         arguments += ["i64* fault", "const int step"]
     if tickets:
         arguments.append("u32* tickets")
+    lines.append(f"#define ARGUMENTS {', '.join(arguments)}")
+    if apart is not None:
+        arguments.append("const i64* experts")
+        passed += ("experts",)
+        lines.append("#define APART 1")
+        for part in apart.parts:
+            lines += [f"typedef {C_TYPES[part.dtype]} {part.name}_t;", f"#define HAS_{part.name} 1"]
+            lines.append(f"#define {part.name} ((const {part.name}_t*)(experts[EXPERT] + {part.offset_bytes}))")
     for access, name in (("r", "READ"), ("w", "WRITTEN")):
         named = [o.name for o in operands if o.access == access]
         lines.append(f"#define {name} {', '.join(named)}")
@@ -196,12 +222,17 @@ def _signature(operands: tuple[Operand, ...], scalars: Mapping[str, Scalar], *, 
     return "\n".join(lines) + "\n"
 
 
-def _entry(function: str, operands: tuple[Operand, ...], threads: int, sequences: int, early: bool) -> str:
+def _entry(
+    function: str, operands: tuple[Operand, ...], threads: int, sequences: int, early: bool, apart: Experts | None
+) -> str:
     """The kernel: the body, for each sequence of a batch at that sequence's own addresses."""
-    given, moved = "SIGNATURE", ""
+    given, moved = "ARGUMENTS", ""
+    if apart is not None:
+        given += f", const __grid_constant__ Numbers<{apart.count}> told"
+        moved = "const i64* experts = told.at; "
     if sequences > 1:
         given += f", const Numbers<{len(operands)}> strides, const Numbers<{sequences}> sequences"
-        moved = "".join(
+        moved += "".join(
             f"{o.name} = ({'const ' if o.access == 'r' else ''}{o.name}_t*)"
             f"((const char*){o.name} + strides[{i}] * sequences[blockIdx.z]); "
             for i, o in enumerate(operands)

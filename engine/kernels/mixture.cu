@@ -1,5 +1,6 @@
 // Before nbits.cu: a mixture's two products, of a token's chosen experts alone. UP is a row of the grid for each of them:
 // it routes, and leaves the share times what the activation made. DOWN is one product over all of them, side by side.
+// Experts lie in one bank each after the other, or APART, each where `experts` says.
 #define MIXTURE
 #if defined UP
 #define SIDE(part) fc1##part
@@ -23,39 +24,16 @@ typedef y_t out_t;
 #undef HAS_gamma  // it is UP's
 #endif
 
-__shared__ int chosen[P_k];
 __shared__ float shares[P_k];
 
 #if defined UP
-// One warp: the P_k largest of EXPERTS logits, ties to the lower index, numbers before what is none; then their shares.
-#define LOGITS_A_LANE ((EXPERTS + 31) / 32)
-__device__ void load_logits(const router_t* logits, float (&own)[LOGITS_A_LANE]) {
-#pragma unroll
-  for (int i = 0; i < LOGITS_A_LANE; ++i) {
-    const int e = threadIdx.x + 32 * i;
-    own[i] = e < EXPERTS ? (float)logits[e] + 0.0f : 0.0f;  // one zero
-  }
-}
-__device__ void choose(const float (&own)[LOGITS_A_LANE]) {
-  constexpr int EACH = LOGITS_A_LANE;
-  const int lane = threadIdx.x;
-  u32 order[EACH];  // as the numbers go; 0 is taken
-#pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    const u32 bits = __float_as_uint(own[i]);
-    order[i] = lane + 32 * i >= EXPERTS ? 0 : is_nan(own[i]) ? 1 : bits >> 31 ? ~bits : bits | 0x80000000u;
-  }
-  for (int n = 0; n < P_k; ++n) {
-    u32 best = 0;
-    int at = 0;
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) if (order[i] > best) { best = order[i]; at = i; }
-    const u32 largest = __reduce_max_sync(0xffffffffu, best);
-    const int e = __reduce_min_sync(0xffffffffu, best == largest ? lane + 32 * at : 0x7fffffff);
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) if (lane + 32 * i == e) order[i] = 0;
-    if (lane == 0) chosen[n] = e;
-  }
+// One warp: the experts of a row of blocks, which another step chose where they lie apart.
+__device__ void pick(const float (&own)[LOGITS_A_LANE], SIGNATURE) {
+#ifdef APART
+  if (threadIdx.x < P_k) chosen[threadIdx.x] = routed[(i64)(blockIdx.y / P_k) * P_k + threadIdx.x];
+#else
+  choose(own);
+#endif
 }
 __device__ void share_out(const float (&own)[LOGITS_A_LANE], const router_t* logits) {
   const int lane = threadIdx.x;
@@ -84,7 +62,9 @@ __device__ void settle(const float (&own)[LOGITS_A_LANE], SIGNATURE) {
     share_out(own, router + (i64)(blockIdx.y / P_k) * EXPERTS);
     __syncwarp();
     if (t == 0 && blockIdx.x == 0) {
+#ifndef APART
       routed[blockIdx.y] = chosen[blockIdx.y % P_k];
+#endif
       share[blockIdx.y] = shares[blockIdx.y % P_k];
     }
   }
@@ -92,12 +72,18 @@ __device__ void settle(const float (&own)[LOGITS_A_LANE], SIGNATURE) {
     for (int i = P_N + t; i < PADDED; i += blockDim.x) hidden[(i64)blockIdx.y * PADDED + i] = 0;
 }
 #define OWN chosen[blockIdx.y % P_k]
+#ifdef APART
+#define EXPERT OWN
+#define EXPERTS_BEFORE 0
+#else
+#define EXPERTS_BEFORE OWN
+#endif
 // Row of an expert's first product that is half `half` of pair `row`.
 __device__ int row_of_pair(int row, int half) {
 #if P_gated
-  return OWN * 2 * P_N + (P_fusion == 1 ? 2 * row + half : row + half * P_N);
+  return EXPERTS_BEFORE * 2 * P_N + (P_fusion == 1 ? 2 * row + half : row + half * P_N);
 #else
-  return OWN * P_N + row;
+  return EXPERTS_BEFORE * P_N + row;
 #endif
 }
 #if P_gated && P_fusion == 1
@@ -126,16 +112,34 @@ __device__ float activated(float gate, float value) {
 #endif
 }
 #else
+#ifdef APART
+#define EXPERT chosen[0]
+__shared__ i64 beyond[P_k];  // bytes from a token's first expert to each
+template <class T> __device__ const T* of_chosen(const T* of_first, int n) {
+  return (const T*)((const char*)of_first + beyond[n]);
+}
+#define FROM(of_first, n) of_chosen(of_first, n)
+#define ROWS_BEFORE(n) 0
+#else
+#define FROM(of_first, n) of_first
+#define ROWS_BEFORE(n) ((i64)chosen[n] * P_N)
+#endif
 __device__ void recall(SIGNATURE) {
   const int t = threadIdx.x;
-  if (t < P_k) { chosen[t] = routed[(i64)blockIdx.y * P_k + t]; shares[t] = share[(i64)blockIdx.y * P_k + t]; }
+  if (t < P_k) {
+    chosen[t] = routed[(i64)blockIdx.y * P_k + t];
+    shares[t] = share[(i64)blockIdx.y * P_k + t];
+#ifdef APART
+    beyond[t] = experts[chosen[t]] - experts[routed[(i64)blockIdx.y * P_k]];
+#endif
+  }
   __syncthreads();
 }
 // What is added to a row of the sum: the experts' biases by their shares, the shared expert by its gate, a residual.
 __device__ float added(int row, SIGNATURE) {
   float made = 0;
 #ifdef HAS_fc2_bias
-  for (int n = 0; n < P_k; ++n) made += shares[n] * (float)fc2_bias[(i64)chosen[n] * P_N + row];
+  for (int n = 0; n < P_k; ++n) made += shares[n] * (float)FROM(fc2_bias, n)[ROWS_BEFORE(n) + row];
 #endif
 #ifdef HAS_other
   made += (float)other[(i64)blockIdx.y * P_N + row] * sigmoid((float)other_gate[blockIdx.y]);

@@ -1,6 +1,7 @@
 """A mixture of experts with 4-bit codes as two products, the chosen experts' first ones and then their second ones.
 
-What the target makes of a step `moe` and the additions behind it: `hidden` and `share` are scratch between the two.
+What the target makes of a step `moe` and the additions behind it: `hidden` and `share` are scratch between the two. Of
+experts that are keys of their own it is `mixture_experts`, behind a step that routes.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ import math
 
 import numpy as np
 
-from engine.kernels import Arrays, KernelDef, Params, define
+from engine.kernels import Array, Arrays, KernelDef, Params, define
 from engine.kernels.cuda import CudaForm, Geometry, NoForm, Refs
-from engine.kernels.elementwise import blocks
-from engine.kernels.moe import add_more, expert_outputs, route, tokens_of
+from engine.kernels.elementwise import blocks, sigmoid
+from engine.kernels.moe import ROUTING, expert_outputs, route, shares
 from engine.kernels.nbits import PROCESSORS, ROOM_BYTES, depth, division, tiled
+from engine.kernels.norm import rms
 
 TURN = 128
 """Columns that a warp takes at a time: an expert's activations begin at a multiple of it."""
-SCRATCH = ("hidden", "share")
-"""Operands that nobody reads behind the step."""
 _TURNS_EACH = ((12, 1), (31, 2), (64, 4))
 _MOST_ROWS = 65_535  # of a grid's second dimension
+_MOST_CHOSEN = 32  # a lane each
+_HEADS = (ROUTING, "mixture")
 
 
 def padded(inner: int) -> int:
@@ -30,21 +32,45 @@ def padded(inner: int) -> int:
 
 def run_mixture(a: Arrays, p: Params) -> None:
     """y as `run_moe` has it, with what is added; `hidden` is each expert's activations times its share, [k, padded]."""
-    x = tokens_of(a, p)
-    logits = a["router"].reshape(x.shape[0], -1).astype(np.float32)
+    logits = _logits(a)
+    with np.errstate(over="ignore"):
+        for t, own in enumerate(logits):
+            a["routed"][t], a["share"][t] = route(own, p["k"], p["normalise"])
+    _mix(a, p)
+
+
+def run_mixture_experts(a: Arrays, p: Params) -> None:
+    """The same of the experts that `routed` names, whose parts go by name and number."""
+    with np.errstate(over="ignore"):
+        for t, own in enumerate(_logits(a)):
+            a["share"][t] = shares(own, a["routed"][t], p["normalise"])
+    _mix(a, p)
+
+
+def _logits(a: Arrays) -> Array:
+    return np.asarray(a["router"].reshape(a["routed"].shape[0], -1).astype(np.float32))
+
+
+def _mix(a: Arrays, p: Params) -> None:
+    """Both products, of experts and shares that stand, and what is added to them."""
+    x = a["x"].reshape(-1, a["x"].shape[-1]).astype(np.float32)
+    if "gamma" in a:
+        rms(a["x"], a["gamma"], p["eps"], x)
     y = a["y"].reshape(x.shape)
     a["hidden"][...] = 0
     with np.errstate(over="ignore"):
         for t in range(x.shape[0]):
-            chosen, weights = route(logits[t], p["k"], p["normalise"])
-            a["routed"][t] = chosen
-            a["share"][t] = weights
             total = np.zeros(x.shape[1], np.float32)
-            for n, (weight, (hidden, out)) in enumerate(zip(weights, expert_outputs(a, x[t], chosen, p), strict=True)):
-                a["hidden"][t, n, : hidden.size] = np.float32(weight) * hidden
-                total += np.float32(weight) * out
+            outputs = expert_outputs(a, x[t], a["routed"][t], p)
+            for n, (weight, (hidden, out)) in enumerate(zip(a["share"][t], outputs, strict=True)):
+                a["hidden"][t, n, : hidden.size] = weight * hidden
+                total += weight * out
             y[t] = total
-    add_more(a)
+        if "other" in a:
+            gates = sigmoid(a["other_gate"].astype(np.float32)).reshape(-1, 1)
+            y += a["other"].reshape(y.shape) * gates
+    if "residual" in a:
+        y += a["residual"].reshape(y.shape)
 
 
 def _sizes(refs: Refs, p: Params) -> tuple[int, int, bool]:
@@ -92,14 +118,15 @@ def _launch(refs: Refs, p: Params, side: str, k: int, n: int, tile_rows: int, ro
 
 def serves(p: Params) -> bool:
     """Whether tensor cores take the experts' codes as they lie."""
-    return tiled(p) and p["block"] > 0
+    return tiled(p) and p["block"] > 0 and p["k"] <= _MOST_CHOSEN
 
 
-define(
-    KernelDef(
-        "mixture",
-        run_mixture,
-        cuda=CudaForm("nbits", _up, early=True, head="mixture"),
-        behind=CudaForm("nbits", _down, early=True, head="mixture"),
+for _name, _run in (("mixture", run_mixture), ("mixture_experts", run_mixture_experts)):
+    define(
+        KernelDef(
+            _name,
+            _run,
+            cuda=CudaForm("nbits", _up, early=True, heads=_HEADS),
+            behind=CudaForm("nbits", _down, early=True, heads=_HEADS),
+        )
     )
-)

@@ -46,32 +46,36 @@ template <class W, class S, class Z> __device__ float row_product(
 #else
 #define POINTS2 (const unsigned char*)0
 #endif
+// Rows of the bank before those of expert n of the token, or that expert's own address.
+#ifdef APART
+#define EXPERT chosen[n]
+#define BEFORE(rows) 0
+#else
+#define BEFORE(rows) ((i64)chosen[n] * (rows))
+#endif
 
 BODY {
   extern __shared__ float shared[];
   float *in = shared, *hidden = in + HIDDEN, *total = hidden + ROWS;
-  __shared__ int chosen[P_k];
   __shared__ float share[P_k];
   const i64 token = blockIdx.x;
   const int t = threadIdx.x, warp = t / 32, warps = blockDim.x / 32, lane = t % 32;
   for (int i = t; i < HIDDEN; i += blockDim.x) { in[i] = (float)x[token * HIDDEN + i]; total[i] = 0; }
+  const router_t* logits = router + token * EXPERTS;
+  if (warp == 0) {
+#ifdef APART
+    for (int n = lane; n < P_k; n += 32) chosen[n] = routed[token * P_k + n];
+#else
+    float own[LOGITS_A_LANE];
+    load_logits(logits, own);
+    choose(own);
+#endif
+    __syncwarp();
+  }
   if (t == 0) {
-    const router_t* logits = router + token * EXPERTS;
     float sum = 0, top = -INFINITE;
     for (int e = 0; e < EXPERTS; ++e) { const float v = (float)logits[e]; if (is_nan(v) || v > top) top = v; }
-    for (int n = 0; n < P_k; ++n) {
-      int best = -1;
-      for (int e = 0; e < EXPERTS; ++e) {
-        const float v = (float)logits[e];
-        if (n) {
-          const float last = (float)logits[chosen[n - 1]];
-          if (v > last || (v == last && e <= chosen[n - 1])) continue;
-        }
-        if (best < 0 || v > (float)logits[best]) best = e;
-      }
-      chosen[n] = best < 0 ? 0 : best;
-      share[n] = expf((float)logits[chosen[n]] - top);
-    }
+    for (int n = 0; n < P_k; ++n) share[n] = expf((float)logits[chosen[n]] - top);
 #if P_normalise
     for (int n = 0; n < P_k; ++n) sum += share[n];
 #else
@@ -79,18 +83,17 @@ BODY {
 #endif
     for (int n = 0; n < P_k; ++n) {
       share[n] /= sum;
-#ifdef HAS_routed
+#if defined HAS_routed && !defined APART
       routed[token * P_k + n] = chosen[n];
 #endif
     }
   }
   __syncthreads();
   for (int n = 0; n < P_k; ++n) {
-    const i64 e = chosen[n];
     for (int row = warp; row < ROWS; row += warps) {
-      float v = row_product(fc1, SCALES(fc1), POINTS1, e * ROWS + row, HIDDEN, in);
+      float v = row_product(fc1, SCALES(fc1), POINTS1, BEFORE(ROWS) + row, HIDDEN, in);
 #ifdef HAS_fc1_bias
-      v += (float)fc1_bias[e * ROWS + row];
+      v += (float)fc1_bias[BEFORE(ROWS) + row];
 #endif
       if (lane == 0) hidden[row] = v;
     }
@@ -112,9 +115,9 @@ BODY {
 #endif
     __syncthreads();
     for (int row = warp; row < HIDDEN; row += warps) {
-      float v = row_product(fc2, SCALES(fc2), POINTS2, e * HIDDEN + row, INNER, hidden);
+      float v = row_product(fc2, SCALES(fc2), POINTS2, BEFORE(HIDDEN) + row, INNER, hidden);
 #ifdef HAS_fc2_bias
-      v += (float)fc2_bias[e * HIDDEN + row];
+      v += (float)fc2_bias[BEFORE(HIDDEN) + row];
 #endif
       if (lane == 0) total[row] += share[n] * v;
     }

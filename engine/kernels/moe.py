@@ -11,7 +11,6 @@ from engine.kernels import Array, Arrays, KernelDef, Params, define
 from engine.kernels.cuda import CudaForm, Geometry, Refs
 from engine.kernels.elementwise import elementwise, gelu, sigmoid
 from engine.kernels.matmul import unpack
-from engine.kernels.norm import rms
 
 
 def route(logits: Array, k: int, normalise: bool) -> tuple[Array, Array]:
@@ -71,33 +70,13 @@ def run_route(a: Arrays, p: Params) -> None:
 
 def run_experts(a: Arrays, p: Params) -> None:
     """The second half, which finds each expert's parts under their names and its number; y is as `run_moe` has it."""
-    x = tokens_of(a, p)
+    x = a["x"].reshape(-1, a["x"].shape[-1]).astype(np.float32)
     logits = a["router"].reshape(x.shape[0], -1).astype(np.float32)
     y = a["y"].reshape(x.shape)
     with np.errstate(over="ignore"):
         for t in range(x.shape[0]):
             chosen = a["routed"][t]
             y[t] = _mixed(a, x[t], chosen, shares(logits[t], chosen, p["normalise"]), p)
-    add_more(a)
-
-
-def tokens_of(a: Arrays, p: Params) -> Array:
-    """x, a row a token, normed where there is a gamma."""
-    x = a["x"].reshape(-1, a["x"].shape[-1]).astype(np.float32)
-    if "gamma" in a:
-        rms(a["x"], a["gamma"], p["eps"], x)
-    return x
-
-
-def add_more(a: Arrays) -> None:
-    """Add the shared expert times the sigmoid of its gate, and the residual, where there are any."""
-    y = a["y"].reshape(-1, a["y"].shape[-1])
-    if "other" in a:
-        with np.errstate(over="ignore"):
-            gates = sigmoid(a["other_gate"].astype(np.float32)).reshape(-1, 1)
-        y += a["other"].reshape(y.shape) * gates
-    if "residual" in a:
-        y += a["residual"].reshape(y.shape)
 
 
 def expert_operand(part: str, expert: int) -> str:
@@ -160,7 +139,15 @@ def _tokens(refs: Refs, p: Params) -> Geometry:
     return Geometry((tokens, 1), defines=defines, shared_bytes=4 * (2 * hidden + rows))
 
 
-define(KernelDef("moe", run_moe, cuda=CudaForm("moe", _tokens)))
-define(KernelDef("route", run_route))
-define(KernelDef("experts", run_experts))
+def _routes(refs: Refs, _: Params) -> Geometry:
+    """A warp a token."""
+    tokens = math.prod(refs["routed"].shape[:-1])
+    return Geometry((tokens, 1), defines={"EXPERTS": refs["router"].shape[-1]}, threads=32)
+
+
+ROUTING = "routing"
+"""Source of how a token's experts are chosen, for whoever does it."""
+define(KernelDef("moe", run_moe, cuda=CudaForm("moe", _tokens, heads=(ROUTING,))))
+define(KernelDef("route", run_route, cuda=CudaForm("route", _routes, heads=(ROUTING,))))
+define(KernelDef("experts", run_experts, cuda=CudaForm("moe", _tokens, heads=(ROUTING,))))
 define(KernelDef("gated_add", run_gated_add, cuda=elementwise("(float)A + (float)B * (float)C")))

@@ -219,6 +219,9 @@ __device__ Output output_of(int group, int slot, SIGNATURE) {
 #endif
 }
 
+#ifndef FROM
+#define FROM(line, n) line  // where a mixture's experts lie apart, another line for each
+#endif
 // Codes of a lane's unit in one turn and one tile.
 struct Held {
   uint4 codes[2];
@@ -226,8 +229,8 @@ struct Held {
   points_t points[2];
   __device__ void load(const Line (&lines)[2], int turn, int tile) {
 #ifdef DOWN
-    const int own = turn % TURNS_EACH;
-    const i64 row = tile * TILE_ROWS + (i64)chosen[turn / TURNS_EACH] * P_N;
+    const int own = turn % TURNS_EACH, n = turn / TURNS_EACH;
+    const i64 row = tile * TILE_ROWS + ROWS_BEFORE(n);
 #else
     const int own = turn, row = tile * TILE_ROWS * ROW_STEP;
 #endif
@@ -235,9 +238,9 @@ struct Held {
     const bool there = UNITS % 4 == 0 || unit < UNITS;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      codes[half] = there ? streamed(lines[half].codes + row * ROW_BYTES + unit * 16) : make_uint4(0, 0, 0, 0);
-      scales[half] = there ? lines[half].scales[row * BLOCKS + block] : scales_t{};
-      points[half] = there ? stored_point(lines[half].points + row * POINTS_A_ROW, block) : points_t{};
+      codes[half] = there ? streamed(FROM(lines[half].codes, n) + row * ROW_BYTES + unit * 16) : make_uint4(0, 0, 0, 0);
+      scales[half] = there ? FROM(lines[half].scales, n)[row * BLOCKS + block] : scales_t{};
+      points[half] = there ? stored_point(FROM(lines[half].points, n) + row * POINTS_A_ROW, block) : points_t{};
     }
   }
   __device__ void add(const Fragment& x, int turn, float (&sums)[2]) const {
@@ -339,7 +342,7 @@ BODY {
   if (lane == 0) squares[warp] = square;
 #endif
 #ifdef UP
-  if (warp == 0) choose(logits);
+  if (warp == 0) pick(logits, PASSED);
   __syncthreads();
   ask();
   settle(logits, PASSED);

@@ -1,25 +1,25 @@
 """Experts as keys of their own: which banks can be split, where each expert's bytes are, and the plan that results.
 
-A bank's step becomes two: `route`, which leaves the chosen experts where the host can read them, and `experts`, which
-reads those alone. A bank that cannot be split is read whole, as one key an initialiser, and says why. What was decided
-is data and is checked before it is used: a plan that does not fit its bank is refused.
+A bank's step becomes two: `route`, which leaves the chosen experts where the host can read them, and one that reads
+those alone, as the bank's step would. A bank that cannot be split is read whole, as one key an initialiser, and says
+why. What was decided is data and is checked before it is used: a plan that does not fit its bank is refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.errors import Refused
-from engine.graph import Weight
-from engine.kernels.mixture import SCRATCH
+from engine.graph import Weight, stored_bytes
 from engine.paging.policy import aligned
 from engine.plan import Experts, Key, Operand, Part, Piece, Plan, Ref, Step
 from engine.routing import ROUTED, bank_operands, routed
 
-WHOLE = ("moe", "mixture")
-"""Kernels of a bank that is read whole, as each target has it."""
+WHOLE = {"moe": "experts", "mixture": "mixture_experts"}
+"""Kernels of a bank that is read whole, as each target has it, and those that read its experts one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,28 +209,26 @@ def _moved(operands: tuple[Operand, ...], moved: Mapping[int, int]) -> tuple[Ope
 
 
 def _halves(step: Step, of: Experts, moved: Mapping[int, int]) -> list[Step]:
-    """One that routes and one that reads what was chosen, behind the norm where the bank's step had that in it.
+    """One that routes and one that reads what was chosen.
 
-    Scratch between two launches of a card is not needed: what is normed goes there.
+    Where the bank's step has a norm in it, the norm's factors go to its scratch before: they are a key, which must not
+    have to stand beside experts, and no sum may be another than the bank's step has it.
     """
     bank = {o.name for o in bank_operands(step)}
     by_name = {o.name: o for o in _moved(tuple(o for o in step.operands if o.name not in bank), moved)}
-    room = next((by_name.pop(name) for name in SCRATCH if name in by_name), None)
-    by_name = {name: o for name, o in by_name.items() if name not in SCRATCH}
-    norm: list[Step] = []
+    factors: list[Step] = []
     if "gamma" in by_name:
-        assert room is not None, "only a mixture has its norm in it"
-        x, gamma = by_name["x"], by_name.pop("gamma")
-        made = replace(x.ref, index=room.ref.index, name=room.ref.name, offset_bytes=room.ref.offset_bytes)
-        operands = (x, gamma, Operand("y", made, "w"))
-        norm = [replace(step, kernel="rms_norm", operands=operands, params={"eps": step.params["eps"]})]
-        by_name["x"] = Operand("x", made)
+        gamma, room = by_name["gamma"].ref, by_name["hidden"].ref
+        behind = room.offset_bytes + stored_bytes(room.dtype, math.prod(room.shape))
+        copy = Ref("buffer", room.index, gamma.dtype, gamma.shape, room.name, behind)
+        factors = [replace(step, kernel="copy", operands=(Operand("a", gamma), Operand("y", copy, "w")), params={})]
+        by_name["gamma"] = Operand("gamma", copy)
     choice = by_name[ROUTED]
     rest = tuple(replace(o, access="r") if o is choice else o for o in by_name.values())
     return [
-        *norm,
+        *factors,
         replace(step, kernel="route", operands=(by_name["router"], choice)),
-        replace(step, kernel="experts", operands=rest, experts=of),
+        replace(step, kernel=WHOLE[step.kernel], operands=rest, experts=of),
     ]
 
 

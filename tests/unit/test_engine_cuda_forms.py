@@ -21,13 +21,15 @@ from engine.device.base import Launch
 from engine.device.cuda import CudaDevice
 from engine.device.sim import SimDevice
 from engine.errors import UnsupportedModel
-from engine.kernels.cuda import Variant, prepare, source, sources
+from engine.kernels.cuda import NoForm, Variant, prepare, source, sources
 from engine.kernels.steps import broadcast, merged, rows_first
 from engine.onnx_load import load
-from engine.plan import Step
+from engine.paging.experts import WHOLE, decide, split
+from engine.plan import TARGETS, Step
+from tests.unit.engine_mixture import built
 from tests.unit.engine_rig import build_tiny
 
-ARCHITECTURES = ("sm_80", "sm_90")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_90a")
 
 
 def variant(step: Step, sequences: int = 1) -> Variant:
@@ -56,8 +58,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_kernel_has_a_form_and_every_source_a_kernel() -> None:
     kernels.get("add")
-    missing = [name for name, kernel in kernels._KERNELS.items() if kernel.cuda is None]
-    assert missing == list(kernels.HOST_ONLY)
+    assert [name for name, kernel in kernels._KERNELS.items() if kernel.cuda is None] == []
     used = {stem for kernel in kernels._KERNELS.values() for form in kernel.forms for stem in form.sources}
     assert used == set(sources())
 
@@ -119,17 +120,30 @@ def test_steps_without_a_form_are_refused_all_at_once_by_node_and_op(
 
 
 @pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> list[Step]:
+    """What a mixture's steps become whose experts are read one by one, of either target."""
+    graph = load(built(tmp_path_factory.mktemp("experts") / "m", hollow=True), hollow=True)
+    plans = [lower(graph, 1, target=target) for target in TARGETS]
+    made = [s for p in plans for s in split({1: p}, decide(p))[1].steps if s.experts is not None or s.kernel == "route"]
+    assert {s.kernel for s in made} == {"route", *WHOLE.values()}
+    return made
+
+
+@pytest.fixture(scope="module")
 def standard() -> list[Step]:
     """Every step that the standard's cases become."""
     with pytest.MonkeyPatch.context() as patch:
         return conformance_steps(patch)
 
 
-def test_a_body_uses_no_parameter_that_its_step_lacks(tiny: Path, checkout: Path, standard: list[Step]) -> None:
+def test_a_body_uses_no_parameter_that_its_step_lacks(
+    tiny: Path, checkout: Path, standard: list[Step], experts: list[Step]
+) -> None:
     """Read by the preprocessor alone, which every build host has: what is left of a parameter's name is an argument."""
     samples = sorted((checkout.parent / "shared" / "models").glob("*/model.onnx"))
     steps = [*standard, *lower(load(tiny), 1).steps]
     steps += [step for model in samples for step in lower(load(model.parent), 1).steps]
+    steps += experts
     texts = variants(steps)
     assert {v.function for v in texts} >= {"assay_gather", "assay_gqa", "assay_reducesum"} and len(texts) > 200
     for text in texts:
@@ -168,6 +182,36 @@ def conformance_steps(monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     return seen
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_steps_of_experts_one_by_one_compile(experts: list[Step], architecture: str) -> None:
+    nvrtc()
+    from engine.device.cuda_compile import compile_variant
+
+    texts = variants(experts) | variants(experts, sequences=3)
+    assert {v.function for v in texts} == {f"assay_{kernel}" for kernel in ("route", *WHOLE.values())}
+    for text in texts:
+        assert len(compile_variant(text, architecture)) > 1000, text.function
+
+
+def test_a_part_of_experts_that_lie_apart_is_found_by_what_the_launch_is_told(experts: list[Step]) -> None:
+    for step in experts:
+        if step.experts is None:
+            assert all("APART 1" not in v.text for v in texts(step))
+            continue
+        for text in (v.text for v in texts(step)):
+            assert f"const __grid_constant__ Numbers<{step.experts.count}> told" in text
+            for part in step.experts.parts:
+                assert f"#define {part.name} ((const {part.name}_t*)(experts[EXPERT] + {part.offset_bytes}))" in text
+
+
+def test_more_experts_than_a_launch_can_be_told_of_are_refused(experts: list[Step]) -> None:
+    step = next(s for s in experts if s.experts is not None)
+    assert step.experts is not None
+    many = replace(step, experts=replace(step.experts, count=4096))
+    with pytest.raises(NoForm, match="4096 experts one by one, 3840 is the most: read banks whole"):
+        prepare(kernels.get(many.kernel).forms[0], many, {})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_everything_compiles(tiny: Path, checkout: Path, standard: list[Step], architecture: str) -> None:
@@ -188,8 +232,8 @@ def test_everything_compiles(tiny: Path, checkout: Path, standard: list[Step], a
 
 
 def test_support_holds_no_kernel_and_bodies_include_nothing() -> None:
-    heads = {"support", *(form.head for k in kernels._KERNELS.values() for form in k.forms if form.head)}
-    assert heads == {"support", "mixture", "attention_parts"}
+    heads = {"support", *(head for k in kernels._KERNELS.values() for form in k.forms for head in form.heads)}
+    assert heads == {"support", "mixture", "routing", "attention_parts"}
     for stem in ("support", *sources()):
         assert "#include" not in source(stem)
         assert ("BODY {" in source(stem)) == (stem not in heads)

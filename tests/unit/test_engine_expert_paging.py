@@ -22,7 +22,7 @@ from engine.graph import Graph
 from engine.onnx_load import load
 from engine.paging.arena import minimum_budget
 from engine.paging.pager import Pager
-from engine.plan import Plan
+from engine.plan import TARGETS, Plan
 from engine.routing import Seeded, banks
 from tests.unit import engine_rig
 from tests.unit.engine_mixture import BANKS, CHOSEN, EXPERTS, GRANULE, PROMPT, TOKENS, asked, built, planned
@@ -48,11 +48,11 @@ def graph(folder: Path) -> Graph:
 
 
 @pytest.fixture(scope="module")
-def resident(graph: Graph) -> list[Trace]:
-    """Each prompt alone, all weights in, banks whole, nothing captured: what every other run is held against."""
+def resident(graph: Graph) -> dict[str, list[Trace]]:
+    """Each prompt alone, all weights in, banks whole, nothing captured: what every other run of its target must be."""
     rows = sorted({n for prompt in PROMPTS for n in chunk_rows([prompt], 64)})
-    bench = Bench(graph, capture=False, rows=rows)
-    return [traces(bench, [prompt], steps=STEPS)[0] for prompt in PROMPTS]
+    benches = {target: Bench(graph, capture=False, rows=rows, target=target) for target in TARGETS}
+    return {t: [traces(bench, [prompt], steps=STEPS)[0] for prompt in PROMPTS] for t, bench in benches.items()}
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +73,12 @@ def shares(plan: Plan, granule: int) -> list[int]:
     ("granule", "each"), [(4096, 3), *(pytest.param(g, 1, marks=pytest.mark.slow) for g in (4096, 16384))]
 )
 @pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("target", TARGETS)
 def test_no_bit_feels_that_experts_are_read_one_by_one(
-    graph: Graph, resident: list[Trace], policy: str, granule: int, each: int
+    graph: Graph, resident: dict[str, list[Trace]], target: str, policy: str, granule: int, each: int
 ) -> None:
     """Every policy, budgets from the least, captured or not, alone and in a ragged batch, two generations each."""
-    plan = Bench(graph, experts=True, granule=granule).plan
+    plan = Bench(graph, experts=True, granule=granule, target=target).plan
     for turn, (budget, capture) in enumerate(product(shares(plan, granule)[::each], (True, False))):
         prompts = PROMPTS if turn % 3 == 0 else PROMPTS[:1]
         chunk = (64, 3, 1)[turn % 3]
@@ -90,9 +91,10 @@ def test_no_bit_feels_that_experts_are_read_one_by_one(
             capture=capture,
             rows=sorted(chunk_rows(prompts, chunk)),
             sequences=len(prompts),
+            target=target,
         )
         for _ in range(2):
-            assert traces(bench, prompts, chunk, STEPS) == resident[: len(prompts)], (budget, capture, chunk)
+            assert traces(bench, prompts, chunk, STEPS) == resident[target][: len(prompts)], (budget, capture, chunk)
         counted = bench.tally.read()
         assert counted["expert_touches"] > 0 and counted["page_ins"] > 0
         bench.close()
@@ -195,15 +197,18 @@ def test_experts_that_stay_are_loaded_before_the_first_step(folder: Path) -> Non
 # -- order
 
 
-@pytest.mark.parametrize(("policy", "order"), list(zip(POLICIES, ("early", "late", "random", "late"), strict=True)))
+@pytest.mark.parametrize(
+    ("policy", "order", "target"),
+    list(zip(POLICIES, ("early", "late", "random", "late"), (*TARGETS, *reversed(TARGETS)), strict=True)),
+)
 def test_every_order_of_work_gives_the_same_tokens_without_a_hazard(
-    graph: Graph, resident: list[Trace], policy: str, order: Any
+    graph: Graph, resident: dict[str, list[Trace]], policy: str, order: Any, target: str
 ) -> None:
     budget = Bench(graph, experts=True).plan.weight_bytes // 2
     device = scheduled(order, 3)
-    bench = Bench(graph, experts=True, device=device, budget=budget, policy=policy, rows=(7,))
+    bench = Bench(graph, experts=True, device=device, budget=budget, policy=policy, rows=(7,), target=target)
     for _ in range(2):
-        assert traces(bench, PROMPTS[:1], steps=STEPS) == resident[:1]
+        assert traces(bench, PROMPTS[:1], steps=STEPS) == resident[target][:1]
     assert device.hazards.found == [] and device.hazards.accesses > 1000
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.banks import why_whole
 from engine.bind import lower
 from engine.capture import cut
 from engine.capture_rules import parse_rules
@@ -37,9 +37,15 @@ PER_EXPERT = ("lru", "size_first", "stable", "stable_slot")
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """The decode step of a hybrid with four banks of eight experts, whole."""
-    return lower(load(built(tmp_path_factory.mktemp("plans") / "m")), 1)
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """A hybrid with four banks of eight experts."""
+    return load(built(tmp_path_factory.mktemp("plans") / "m"))
+
+
+@pytest.fixture(scope="module")
+def plan(graph: Graph) -> Plan:
+    """Its decode step, banks whole."""
+    return lower(graph, 1)
 
 
 # -- cutting
@@ -71,6 +77,33 @@ def test_a_split_plan_has_a_step_that_routes_before_each_that_reads(plan: Plan) 
     seams = [seam.step.kernel for seam in cut(made, lambda key: False).seams if seam.reason.startswith("Host")]
     assert seams == ["experts"] * BANKS
     assert not cut(made, lambda key: True).seams, "what stands is in the graph"
+
+
+def test_a_fused_step_keeps_its_products_and_reads_its_norm_s_factors_where_they_were_copied_to(graph: Graph) -> None:
+    """So that no sum is another than the bank's own step has it, and no key need stand beside experts."""
+    plans = {rows: lower(graph, rows, target="fused") for rows in (1, 5)}
+    for rows, made in split(plans, decide(plans[1])).items():
+        whole = [s for s in plans[rows].steps if s.kernel == "mixture"]
+        triples = [made.steps[s.index - 2 : s.index + 1] for s in made.steps if s.experts is not None]
+        assert len(whole) == len(triples) == BANKS and made.touches == plans[rows].touches - sum(
+            len(s.keys) - 1 for s in whole
+        )
+        for before, (copy, route, step) in zip(whole, triples, strict=True):
+            assert [s.kernel for s in (copy, route, step)] == ["copy", "route", "mixture_experts"]
+            assert step.params == before.params and step.keys == ()
+            was, now = ({o.name: o for o in s.operands} for s in (before, step))
+            parts = set() if step.experts is None else {p.name for p in step.experts.parts}
+            assert was.keys() - now.keys() == parts > {"fc1", "fc2"} and not now.keys() - was.keys()
+            same = now.keys() - {"gamma", "routed"}
+            assert {n: now[n] for n in same} == {n: was[n] for n in same}
+            assert (now["routed"].access, route.operands[1]) == ("r", was["routed"])
+            gamma, hidden = now["gamma"].ref, now["hidden"].ref
+            assert copy.operands[1].ref == gamma and made.keys[copy.operands[0].ref.index].nbytes > 0
+            assert gamma.index == hidden.index and gamma.offset_bytes == hidden.offset_bytes + 4 * math.prod(
+                hidden.shape
+            )
+            end = gamma.offset_bytes + 4 * math.prod(gamma.shape)
+            assert end <= made.buffers[gamma.index].nbytes and gamma.offset_bytes % 16 == 0
 
 
 Change = Callable[[BankPlan], BankPlan]
@@ -193,11 +226,6 @@ def test_banks_of_one_name_are_read_whole(plan: Plan) -> None:
     assert {b.whole for b in decided} == {"another bank has its name"} and split({1: same}, decided)[1] is same
     with pytest.raises(Refused, match="is the name of more than one bank"):
         split({1: same}, [replace(b, whole="", cuts={}) for b in decided])
-
-
-def test_a_card_reads_banks_whole() -> None:
-    assert "reads banks whole" in why_whole("lru", "routed", "cuda", knows_routing=True)
-    assert why_whole("lru", "routed", "sim", knows_routing=True) == ""
 
 
 # -- packing

@@ -309,7 +309,7 @@ def test_a_mixture_takes_the_gated_addition_in_where_nobody_else_reads_it(why: s
     if form:
         assert kinds == ["moe", "sigmoid", "gated_add"] and made_buffers == []
         return
-    assert made_buffers == [(1, 2, 128), (1, 2)]
+    assert made_buffers == [(2 * 128 + 64,), (1, 2)]
     assert kinds == (["mixture"] if why == "alone" else ["mixture", "sigmoid", "gated_add"])
     own = {o.name: o.ref.index for o in made[0].operands}
     assert ({"other", "other_gate"} <= own.keys()) is (why == "alone")

@@ -150,7 +150,7 @@ def limited(model: Model, wanted: RunRequest) -> RunRequest:
     """Under the least limit, as a refusal says."""
     tiny = replace(wanted, config=replace(wanted.config, vram_limit=1))
     with pytest.raises(Refused) as refused:
-        choose(tiny, model.graph, model.plans, "sim", model.granule)
+        choose(tiny, model.graph, model.plans, model.granule)
     least = int(refused.value.remedy.split()[3])
     return replace(wanted, config=replace(wanted.config, vram_limit=least))
 
