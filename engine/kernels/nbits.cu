@@ -311,6 +311,9 @@ BODY {
   // Two turns at a time, a half of the warp each.
   const auto column = [&](int pair) { return (warp + (2 * pair + lane / 16) * WARPS) * 128 + lane % 16 * 8; };
 #ifdef HAS_gamma
+#ifdef APART
+  inputs_ready();  // a kernel before puts the factors there
+#endif
   float by[AT_ONCE][8];
 #pragma unroll
   for (int j = 0; j < AT_ONCE; ++j) eight(gamma, column(j), by[j]);

@@ -204,6 +204,17 @@ def test_a_part_of_experts_that_lie_apart_is_found_by_what_the_launch_is_told(ex
                 assert f"#define {part.name} ((const {part.name}_t*)(experts[EXPERT] + {part.offset_bytes}))" in text
 
 
+def test_a_norm_s_factors_that_a_kernel_puts_there_are_waited_for(experts: list[Step]) -> None:
+    """As weights they are read before what kernels write is there; in a graph the copy may still be under way then."""
+    step = next(s for s in experts if s.kernel == WHOLE["mixture"])
+    assert next(o.ref.kind for o in step.operands if o.name == "gamma") == "buffer"
+    up = texts(step)[0]
+    whole = replace(up, text=up.text.replace("#define APART 1\n", ""))
+    for text, waits in ((up, True), (whole, False)):
+        body = preprocessed(text.text).split("void body(")[1]
+        assert (body.index("inputs_ready()") < body.index("eight(gamma")) is waits
+
+
 def test_more_experts_than_a_launch_can_be_told_of_are_refused(experts: list[Step]) -> None:
     step = next(s for s in experts if s.experts is not None)
     assert step.experts is not None

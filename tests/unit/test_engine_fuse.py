@@ -294,7 +294,7 @@ def mixture_steps(**changes: Any) -> list[Step]:
     ]
 
 
-@pytest.mark.parametrize("why", ["alone", "kept", "gate kept", "eight bits", "block a row"])
+@pytest.mark.parametrize("why", ["alone", "kept", "gate kept", "eight bits", "block a row", "more than lanes"])
 def test_a_mixture_takes_the_gated_addition_in_where_nobody_else_reads_it(why: str) -> None:
     made_buffers: list[tuple[int, ...]] = []
 
@@ -302,7 +302,8 @@ def test_a_mixture_takes_the_gated_addition_in_where_nobody_else_reads_it(why: s
         made_buffers.append(shape)
         return Ref("buffer", 70 + len(made_buffers), dtype, shape, name)
 
-    form: dict[str, Any] = {"eight bits": {"bits": 8}, "block a row": {"block": 0}}.get(why, {})
+    forms: dict[str, Any] = {"eight bits": {"bits": 8}, "block a row": {"block": 0}, "more than lanes": {"k": 33}}
+    form = forms.get(why, {})
     held = {"kept": [6, 2], "gate kept": [6, 5]}.get(why, [6])
     made = fuse(mixture_steps(**form), held, buffer)
     kinds = [s.kernel for s in made]
