@@ -214,7 +214,7 @@ def test_rows_of_any_number_share_a_text_and_one_row_is_told_of_its_tickets() ->
     assert texts(step_of(form, 3, parts=False)) == texts(step_of(form, 1, parts=False))
     spread = texts(step_of(form, 1, parts=True))[0].text
     assert "u32* tickets" in spread and "u32* tickets" not in texts(step_of(form, 3, parts=False))[0].text
-    assert "SIGNATURE, const Numbers" in texts(step_of(form, 1, parts=True), sequences=2)[0].text, "strides come last"
+    assert "ARGUMENTS, const Numbers" in texts(step_of(form, 1, parts=True), sequences=2)[0].text, "strides come last"
 
 
 def test_a_device_has_one_zeroed_room_for_tickets_and_gives_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
