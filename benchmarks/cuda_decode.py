@@ -101,6 +101,7 @@ class Step:
     def run_us(self, tokens: int) -> float:
         """Device microseconds of a step, over the steps that a run of so many tokens takes after its first one."""
         [recorded] = self.decoder._recorded or []
+        assert recorded is not None, "all of a resident step is one graph"
         start, end = (call(self.driver.cuEventCreate, 0) for _ in range(2))
         taken = []
         for _ in range(REPEATS):
