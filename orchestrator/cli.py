@@ -55,6 +55,7 @@ PARTS = {
     "models": ("models",),
     "db": ("db",),
     "engine": ("engine",),
+    "selftest": ("selftest",),
 }
 """Module of orchestrator.commands -> the commands that it adds, in the order of the help."""
 
