@@ -20,7 +20,7 @@ from orchestrator.conclude import make_folder
 from orchestrator.lost import Stopped
 from orchestrator.selftest.run import Bench, Report, Tried, chosen, selftest
 from orchestrator.selftest.stage import Stage
-from orchestrator.supervise import StopFlag
+from orchestrator.stop import StopFlag
 
 OnlyOption = Annotated[
     list[str] | None, typer.Option("--only", metavar="WORD", help="those whose name holds this word; may be repeated")
