@@ -214,11 +214,11 @@ def _time_row(
     metric = METRICS[name]
     first = stats.screening_blocks(plan.blocks)
     evidence = stats.TimeEvidence(
-        _block_times(name, base, head, range(first)),
-        _block_times(name, base, head, range(first, plan.blocks)),
-        _block_times(name, base, null, range(first, plan.blocks)) if null else None,
+        block_times(name, base, head, range(first)),
+        block_times(name, base, head, range(first, plan.blocks)),
+        block_times(name, base, null, range(first, plan.blocks)) if null else None,
         plan.rows,
-        _floor(metric.unit, base.value(name)),
+        floor_of(metric.unit, base.value(name)),
     )
     decision = stats.decide(evidence, lower_is_better=metric.direction == "lower")
     klass, why, pair, control = decision.klass, decision.why, decision.pair, decision.null
@@ -265,7 +265,8 @@ def _kept(name: str, arm: MeasuredArm) -> str:
     return f"{times} of {len(arm.runs)} runs of {arm.name} kept: {throttled} on a throttled card"
 
 
-def _block_times(name: str, base: MeasuredArm, head: MeasuredArm, blocks: range) -> tuple[stats.BlockTimes, ...]:
+def block_times(name: str, base: MeasuredArm, head: MeasuredArm, blocks: range) -> tuple[stats.BlockTimes, ...]:
+    """The times of two arms in each of some blocks that both ran in."""
     shared = sorted({run.block for run in base.runs} & {run.block for run in head.runs} & set(blocks))
     return tuple(stats.BlockTimes(_times(name, base, block), _times(name, head, block)) for block in shared)
 
@@ -275,7 +276,7 @@ def _times(name: str, arm: MeasuredArm, block: int) -> tuple[float, ...]:
     return tuple(float(v) for v in values if type(v) is not Missing and math.isfinite(v) and v > 0)
 
 
-def _floor(unit: str, base: Reading) -> float:
+def floor_of(unit: str, base: Reading) -> float:
     """The relative floor, or the absolute one as a share of base where that is wider."""
     if not unit.startswith("ms") or type(base) is Missing or not base > 0:
         return stats.RELATIVE_FLOOR

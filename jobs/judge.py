@@ -21,6 +21,7 @@ from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.judge_pair import rows_of_time
 from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
 from jobs.near_tie import Adjudication, FollowUp
+from jobs.noise import Calibration
 from jobs.verdict import Finding, Outcome, Verdict
 
 Piece = TypeVar("Piece", CellPlan, RunFact)
@@ -50,6 +51,9 @@ def _judged(doc: JudgeInput, room: int) -> list[JudgedCell]:
     rows = rows_of_time(doc.manifest)
     in_force = doc.manifest.reviewed.in_force(waivers.day_of(doc.stamp))
     blessed = goldens.in_force(doc.manifest, doc.retracted_goldens)
+    noise: dict[str, list[Calibration]] = {}
+    for known in doc.calibrations:
+        noise.setdefault(known.cell, []).append(known)
     smaller = over_batches.references(doc.manifest)
     judged = []
     for plan in doc.manifest.cells:
@@ -67,6 +71,7 @@ def _judged(doc: JudgeInput, room: int) -> list[JudgedCell]:
                 smaller=beside,
                 waivers=in_force,
                 golden=blessed.get(plan.cell),
+                noise=noise.get(plan.cell, ()),
             )
         )
     return judged

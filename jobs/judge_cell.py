@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from jobs import compare, gates, goldens, judge_pair, judge_runs, losses, outcomes
+from jobs.calibration import with_noise
 from jobs.docket import Docket
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence, set_aside, view, weigh
 from jobs.model import CellInput, CellPlan, Manifest, RunFact
 from jobs.near_tie import Adjudication, FollowUp
+from jobs.noise import Calibration
 from jobs.over_batches import find_over_batches
 from jobs.reviewed import Golden, Waiver
 from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome, SetAside, TimeRow
@@ -44,16 +46,18 @@ def judge_cell(
     smaller: CellInput | None = None,
     waivers: Sequence[Waiver] = (),
     golden: Golden | None = None,
+    noise: Sequence[Calibration] = (),
 ) -> JudgedCell:
     """Judge one cell of the manifest; `runs` in block order, without duplicates; `answers` of the oracle about it.
 
     `room`: how many questions the sweep may still ask. `time_rows`: how many rows of time it compares in all.
     `smaller`: the cell of a smaller batch whose tokens this one's must be, without duplicates. `waivers`: those in
-    force. `golden`: the cell's blessed ids.
+    force. `golden`: the cell's blessed ids. `noise`: what is known of its times' noise.
     """
     inquiry = Inquiry(plan, manifest.identity, answers, room)
     docket = Docket(plan.cell, manifest.gate, waivers)
-    return _Cell(manifest, plan, runs, inquiry, docket, time_rows, smaller, golden).judge()
+    judged = _Cell(manifest, plan, runs, inquiry, docket, time_rows, smaller, golden).judge()
+    return replace(judged, verdict=with_noise(judged.verdict, noise)) if noise else judged
 
 
 class _Cell:

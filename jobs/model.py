@@ -13,6 +13,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 from jobs.contract import IdentityContract
 from jobs.document import Document
 from jobs.near_tie import Adjudication
+from jobs.noise import Calibration
 from jobs.reads import Reads
 from jobs.reviewed import Expectation, Reviewed
 
@@ -463,6 +464,7 @@ class JudgeInput(Document):
     cells: tuple[CellInput, ...]
     adjudications: tuple[Adjudication, ...] = ()  # answers to what the judge asked for
     retracted_goldens: dict[str, str] = {}  # id -> why, of goldens whose runs were retracted since
+    calibrations: tuple[Calibration, ...] = ()  # of these scenarios, from before the sweep was submitted
     stamp: Stamp
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
@@ -471,7 +473,7 @@ class JudgeInput(Document):
     def _without_absent_answers(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written as before the judge could ask where it did not: inputs of stored verdicts keep their digests."""
         fields: dict[str, Any] = serialize(self)
-        for name in ("adjudications", "retracted_goldens"):
+        for name in ("adjudications", "retracted_goldens", "calibrations"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields

@@ -39,6 +39,8 @@ LEAST_PLANNED = 6
 RELATIVE_FLOOR = 0.01
 """A ratio nearer to 1 than this is no change that anybody should act on."""
 
+BEYOND_USE = "the blocks disagree beyond any use"
+
 LOG_LIMIT = 700.0
 """Beyond it an exponential leaves the range of a float."""
 
@@ -138,17 +140,45 @@ def paired_ratio(
     if n == 1:
         alone = Missing(missing="one block: no noise can be told from it")
         return PairedRatio(1, math.exp(mean), alone, alone, alone)
-    error = math.sqrt(math.fsum((value - mean) ** 2 for value in logs) / (n - 1) / n)
-    wide = float(stdtrit(n - 1, 0.5 + confidence / 2))
-    reach = math.log1p(floor) + float(nctdtrinc(n - 1, 1 - POWER, wide)) * error
-    beyond = Missing(missing="the blocks disagree beyond any use")
+    error = _deviation(logs) / math.sqrt(n)
+    wide = _wide(n, confidence)
+    beyond = Missing(missing=BEYOND_USE)
     return PairedRatio(
         n,
         math.exp(mean),
         math.exp(mean - wide * error),
         math.exp(mean + wide * error) if mean + wide * error < LOG_LIMIT else beyond,
-        math.expm1(reach) if reach < LOG_LIMIT else beyond,
+        _detectable(error, n, wide, floor),
     )
+
+
+def spread(blocks: Sequence[BlockTimes]) -> float | None:
+    """Standard deviation of the log ratios of blocks that hold both arms; None below two of them."""
+    logs = sorted(_log_ratio(block) for block in blocks if block.base and block.head)
+    return _deviation(logs) if len(logs) > 1 else None
+
+
+def detectable(sigma: float, blocks: int, *, rows: int = 1, floor: float = RELATIVE_FLOOR) -> Reading:
+    """The slowdown that so many deciding blocks find with probability `POWER`, by the spread of their log ratios.
+
+    `rows`: how many time rows the sweep compares in all.
+    """
+    return _detectable(sigma / math.sqrt(blocks), blocks, _wide(blocks, 1 - FALSE_ALARMS / rows), floor)
+
+
+def _wide(n: int, confidence: float) -> float:
+    """Half the width of an interval over `n` blocks, in standard errors: Student's t."""
+    return float(stdtrit(n - 1, 0.5 + confidence / 2))
+
+
+def _detectable(error: float, n: int, wide: float, floor: float) -> Reading:
+    reach = math.log1p(floor) + float(nctdtrinc(n - 1, 1 - POWER, wide)) * error
+    return math.expm1(reach) if reach < LOG_LIMIT else Missing(missing=BEYOND_USE)
+
+
+def _deviation(logs: Sequence[float]) -> float:
+    mean = math.fsum(logs) / len(logs)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in logs) / (len(logs) - 1))
 
 
 def _screened(screening: Sequence[BlockTimes], floor: float) -> int:

@@ -435,9 +435,9 @@ calibration = Table(
     metadata,
     _to("scenario", part_of_key=True),
     Column("metric", Words, primary_key=True),
+    Column("uuid", Words, primary_key=True),
     _words("scenario_digest"),
     _words("card"),
-    _words("uuid"),
     _integer("blocks"),
     Column("sigma", Double, nullable=False),  # of the blocks' log ratios
     Column("smallest_detectable", Double, nullable=True),  # NULL: beyond any use

@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, field_val
 
 from jobs.document import Document
 from jobs.model import Equation, KeyBytes, Reading, SeamRow, Stamp
+from jobs.noise import Calibration
 from jobs.reviewed import TOKENS
 
 IdentityClass = Literal[
@@ -188,8 +189,17 @@ class TimeRow(Document):
     klass: TimeClass = Field(alias="class")
     run_ids: tuple[str, ...] = ()
     note: str = ""
+    calibrated: Calibration | None = None  # the noise that is known of it, from an earlier A/A sweep
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
+
+    @model_serializer(mode="wrap")
+    def _without_absent_noise(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before noise was calibrated where none is known."""
+        fields: dict[str, Any] = serialize(self)
+        if self.calibrated is None:
+            fields.pop("calibrated", None)
+        return fields
 
 
 class SetAside(Document):

@@ -25,7 +25,7 @@ HOST_FAULT = 4
 USAGE = 2
 INTERRUPTS: list[Interrupted] = []
 """What has told this process to end outside of a sweep, which listens for itself."""
-VERDICT_COMMANDS = ("run", "resume", "judge", "gate", "submit")
+VERDICT_COMMANDS = ("run", "resume", "calibrate", "judge", "gate", "submit")
 """Commands whose exit code is a verdict's, and stays so when nobody reads their output."""
 OS_REMEDIES = {
     errno.EACCES: "make it accessible, or name another place",
@@ -51,6 +51,7 @@ PARTS = {
     "judging": ("judge",),
     "reports": ("report", "explain"),
     "reviewed": ("bless", "waive", "retract"),
+    "calibrate": ("calibrate",),
     "cards": ("cards",),
     "models": ("models",),
     "db": ("db",),

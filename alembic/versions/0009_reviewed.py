@@ -29,15 +29,15 @@ def upgrade() -> None:
         "calibration",
         sa.Column("scenario_id", sa.Text(), nullable=False),
         sa.Column("metric", sa.Text(), nullable=False),
+        sa.Column("uuid", sa.Text(), nullable=False),
         sa.Column("scenario_digest", sa.Text(), nullable=False),
         sa.Column("card", sa.Text(), nullable=False),
-        sa.Column("uuid", sa.Text(), nullable=False),
         sa.Column("blocks", sa.BigInteger(), nullable=False),
         sa.Column("sigma", sa.Double(), nullable=False),
         sa.Column("smallest_detectable", sa.Double(), nullable=True),
         sa.Column("budget_blocks", sa.BigInteger(), nullable=False),
         sa.Column("created_at", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("scenario_id", "metric", name="pk_calibration"),
+        sa.PrimaryKeyConstraint("scenario_id", "metric", "uuid", name="pk_calibration"),
         sa.ForeignKeyConstraint(["scenario_id"], ["scenario.id"], name="fk_calibration_scenario_id"),
     )
     op.create_index("ix_calibration_scenario_digest", "calibration", ["scenario_digest"])

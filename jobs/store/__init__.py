@@ -10,11 +10,26 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlalchemy import Connection
+
 from jobs import collector
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
 from jobs.near_tie import Adjudication
+from jobs.noise import Calibration
 from jobs.reviewed import Golden
-from jobs.store import claims, cluster, events, leases, readback, records, retractions, revision, submission, verdicts
+from jobs.store import (
+    calibrations,
+    claims,
+    cluster,
+    events,
+    leases,
+    readback,
+    records,
+    retractions,
+    revision,
+    submission,
+    verdicts,
+)
 from jobs.store.cluster import CardRow, CardSeen, Queue, WaitingBlocks
 from jobs.store.connect import Database
 from jobs.store.retractions import Struck
@@ -301,6 +316,16 @@ class Store:
         """Store a golden with what it rests on."""
         now, digest = self._now(), submission.ids_digest(golden.streams[0].ids)
         self._database.write(lambda c: retractions.write_golden(c, golden, digest, now))
+
+    def write_calibrations(self, sweep_id: str, found: Sequence[Calibration]) -> None:
+        """Store the noise that an A/A sweep measured."""
+        now = self._now()
+
+        def written(connection: Connection) -> None:
+            manifest = submission.manifest_of(connection, sweep_id)
+            calibrations.write(connection, sweep_id, manifest, found, now)
+
+        self._database.write(written)
 
     # ---- events --------------------------------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from jobs.model import (
     SequenceTokens,
     Stamp,
 )
-from jobs.store import retractions, submission, verdicts
+from jobs.store import calibrations, retractions, submission, verdicts
 from jobs.store.records import COLUMNS_ALIKE
 from jobs.store.strict import flag_text
 from jobs.tables import (
@@ -69,6 +69,7 @@ def judge_input(connection: Connection, sweep_id: str) -> JudgeInput:
         manifest_digest=row.manifest_digest,
         cells=cells,
         adjudications=verdicts.adjudications(connection, sweep_id),
+        calibrations=calibrations.known(connection, manifest, row.created_at),
         retracted_goldens=retractions.goldens_of(connection, [one.id for one in manifest.reviewed.goldens]),
         stamp=Stamp(
             sweep_id=sweep_id,

@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,13 +81,9 @@ def run(
         _asked(cards)
         _show_plan(sweep, given, as_json)
         return
-    out_folder(given.out)
-    if not resume:  # which may turn out to name a sweep whose reports these are
-        withdraw_reports(given.out)
-    asked = _asked(cards)
-    with StopFlag().listening() as stop:
-        options = (f" --out {shlex.quote(str(out))}" if out else "") + given.store_words
-        done, sweep_id = _run(sweep, given, asked, resume, options, stop)
+    options = (f" --out {shlex.quote(str(out))}" if out else "") + given.store_words
+    way_on = f"assay run {shlex.quote(sweep)} --resume{options}"
+    done, sweep_id = run_here(sweep, given, cards, lambda _sweep_id: way_on, resume=resume)
     _show(done, sweep_id, given, as_json)
     raise typer.Exit(done.verdict.exit_code)
 
@@ -102,10 +99,36 @@ def resume(
     run(sweep, store, out, cards, resume=True, dry_run=False, as_json=as_json)
 
 
-def _run(
-    sweep: str, given: Settings, asked: int | None, resume: bool, options: str, stop: StopFlag
+def run_here(
+    sweep: str,
+    given: Settings,
+    cards: str,
+    way_on: Callable[[str], str],
+    *,
+    resume: bool = False,
+    change: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> tuple[Concluded, str]:
-    """Submit or reopen, run, judge and report; what came of it, and the sweep's id."""
+    """Submit or reopen, run, judge and report; what came of it, and the sweep's id.
+
+    `way_on`: the command that goes on with a sweep, by its id. `change`: what is submitted in place of the file's own.
+    """
+    out_folder(given.out)
+    if not resume:  # which may turn out to name a sweep whose reports these are
+        withdraw_reports(given.out)
+    asked = _asked(cards)
+    with StopFlag().listening() as stop:
+        return _run(sweep, given, asked, resume, way_on, change, stop)
+
+
+def _run(
+    sweep: str,
+    given: Settings,
+    asked: int | None,
+    resume: bool,
+    way_on: Callable[[str], str],
+    change: Callable[[Manifest], Manifest],
+    stop: StopFlag,
+) -> tuple[Concluded, str]:
     by_id = resume and not os.path.exists(sweep)  # noqa: PTH110 - Path.exists raises for a name that is too long
     spec = None if by_id else load(Path(sweep))
     if resume:
@@ -113,10 +136,9 @@ def _run(
     with_store = open_store(given, migrate=True)
     try:
         make_folder(given.out)
-        sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume, stop)
+        sweep_id, manifest = _submitted(with_store, sweep, spec, given, resume, change, stop)
         withdraw_reports(given.out)
-        way_on = f"assay run {shlex.quote(sweep)} --resume{options}"
-        _work(with_store, sweep_id, manifest, asked, given, way_on, stop)
+        _work(with_store, sweep_id, manifest, asked, given, way_on(sweep_id), stop)
         verdict = judge_sweep(with_store, sweep_id)
         return write_reports(with_store, sweep_id, verdict, given.out, given.store_words), sweep_id
     finally:
@@ -143,7 +165,13 @@ def _has_store(given: Settings, sweep: str, spec: SweepSpec | None) -> None:
 
 
 def _submitted(
-    store: Store, sweep: str, spec: SweepSpec | None, given: Settings, resume: bool, stop: StopFlag
+    store: Store,
+    sweep: str,
+    spec: SweepSpec | None,
+    given: Settings,
+    resume: bool,
+    change: Callable[[Manifest], Manifest],
+    stop: StopFlag,
 ) -> tuple[str, Manifest]:
     """The sweep to work on: a fresh submission, or with `resume` an open one, by its id where there is no file."""
     harness = harness_digest(own_root())
@@ -151,7 +179,7 @@ def _submitted(
         stop.polls = True
         return open_by_id(store, sweep, harness, given.store_words)
     sys.stderr.write("resolving models, prompts and arms\n")
-    manifest = _planned(spec, given, stop)
+    manifest = change(_planned(spec, given, stop))
     stop.polls = True
     if resume:
         return open_by_manifest(store, manifest, harness, given.store_words), manifest

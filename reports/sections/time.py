@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jobs.model import Missing
+from jobs.noise import Calibration
 from jobs.verdict import TimeRow
 from reports.blocks import Block, CellRef, Column, Details, Inlines, Name, Paragraph, Section, State, Table, words
 from reports.format import plural, show
@@ -29,10 +30,12 @@ def build(view: SweepView, scope: Scope) -> Section:
     shown: list[Block] = [Paragraph(words(SIMULATED), "warn")] if simulated else []
     folded: list[Details] = []
     table = _table(rows, scope) if rows else None
+    noise = _noise(rows, scope)
     if table is not None and telling and not simulated:
         shown += [Paragraph(words(RATIOS)), table]
     elif table is not None:
         folded.append(Details(words(f"{plural(len(rows), 'time row')}"), (Paragraph(words(RATIOS)), table)))
+    folded += [noise] if noise is not None else []
     action = view.verdict.gate.get("time", "advise")
     return Section("time", "Time", _summary(rows, simulated, action), tuple(shown), tuple(folded))
 
@@ -47,7 +50,9 @@ def _summary(rows: list[tuple[CellView, TimeRow]], simulated: bool, action: str)
     text = ", ".join(f"{count} {word}" for word, count in tally.items())
     role = "may block the gate" if action == "block" else "advises and never blocks" if action == "advise" else "is off"
     state = State("not evidence", "warn") if simulated else State("advice" if action != "block" else "gates", "quiet")
-    return words(state, f": {text}; in this sweep time {role}.")
+    known = sum(row.calibrated is not None for _, row in rows)
+    noise = f"; of {plural(known, 'row')} the noise is calibrated" if known else ""
+    return words(state, f": {text}; in this sweep time {role}{noise}.")
 
 
 def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
@@ -85,6 +90,45 @@ def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
         ),
         more=len(rows) - len(shown),
     )
+
+
+def _noise(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Details | None:
+    """What is known of the rows' noise from base against itself, where it was calibrated."""
+    known = [(cell, row, row.calibrated) for cell, row in rows if row.calibrated is not None]
+    if not known:
+        return None
+    shown = known[: scope.deep or scope.rows]
+    columns = (
+        *(() if scope.is_single else (Column("Cell"),)),
+        Column("Metric"),
+        Column("Noise of a block", "right"),
+        Column("Found in so many blocks", "right"),
+        Column("Here, smallest detectable", "right"),
+        Column("Measured", prose=True),
+    )
+    lines = tuple(
+        (
+            *(() if scope.is_single else ((CellRef(cell.name),),)),
+            words(Name(row.metric)),
+            words(show(one.sigma, "ratio")),
+            words(f"{_least(one)} in {one.budget_blocks}"),
+            words(show(row.smallest_detectable, "ratio")),
+            words(f"{plural(one.blocks, 'block')} on {one.at[:10]}, ", *_card(cell, one), ", sweep ", Name(one.sweep)),
+        )
+        for cell, row, one in shown
+    )
+    table = Table("Calibrated noise: base against itself", columns, lines, more=len(known) - len(shown))
+    return Details(words(f"calibrated noise of {plural(len(known), 'row')}"), (table,))
+
+
+def _least(one: Calibration) -> str:
+    """The slowdown that a cell's default blocks find with that noise."""
+    return "beyond any use" if one.smallest_detectable is None else show(one.smallest_detectable, "ratio")
+
+
+def _card(cell: CellView, one: Calibration) -> Inlines:
+    same = any(arm.uuid == one.uuid for arm in cell.source.arms)
+    return words("on this card" if same else "on another card of this model, ", *(() if same else (Name(one.uuid),)))
 
 
 def _interval(row: TimeRow) -> str:

@@ -1,8 +1,12 @@
-"""Puts a synthetic judge input into a store as if its runs had been made: submitted, claimed, measured."""
+"""Puts a synthetic judge input into a store as if its runs had been made, and makes one of base against itself."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from jobs.calibration import AGAIN, against_itself
 from jobs.model import JudgeInput
+from jobs.order import run_order
 from jobs.store import Store
 from tests.unit.store_sweeps import CARD, LEASE_S
 
@@ -24,3 +28,20 @@ def put(store: Store, doc: JudgeInput, key: str = "") -> str:
             store.write_record(attempt.attempt_id, claim.fence, record.model_copy(update=ids))
         store.release_block(claim.block_id, claim.fence)
     return sweep_id
+
+
+def itself(documents: Any, blocks: int, **again: Any) -> JudgeInput:
+    """A sweep of base against itself, as a calibration submits it; `again`: what the second arm does all the same."""
+    doc: JudgeInput = documents.sweep(head=documents.arm(**again), cell={"blocks": blocks}, varies=())
+    manifest = against_itself(doc.manifest, blocks)
+    (plan,), (given,) = manifest.cells, doc.cells
+    runs = []
+    for block in range(blocks):
+        left = {
+            name: [run for run in given.runs if (run.arm, run.block) == (arm, block)]
+            for name, arm in (("base", "base"), (AGAIN, "head"))
+        }
+        for position, name in enumerate(run_order(plan, block)):
+            runs.append(left[name].pop(0).model_copy(update={"arm": name, "position": position}))
+    cells = (given.model_copy(update={"plan": plan, "runs": tuple(runs)}),)
+    return doc.model_copy(update={"manifest": manifest, "manifest_digest": manifest.digest(), "cells": cells})

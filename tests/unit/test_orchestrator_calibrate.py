@@ -1,0 +1,87 @@
+"""`assay calibrate` on the command line: what it refuses, and what it makes of a sweep that was measured."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.model import JudgeInput
+from jobs.store import Store
+from orchestrator.cli import call
+from orchestrator.conclude import judge_sweep
+from tests.unit.stored_documents import itself, put
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    place = tmp_path / "here"
+    (place / ".assay").mkdir(parents=True)
+    monkeypatch.chdir(place)
+    return place
+
+
+def stored(here: Path, doc: JudgeInput) -> str:
+    with Store.open(f"sqlite:///{here}/.assay/store.db", lambda: datetime.now(UTC)) as store:
+        sweep_id = put(store, doc)
+        judge_sweep(store, sweep_id)
+        return sweep_id
+
+
+def failed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert call(list(words)) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_a_calibration_that_was_measured_is_kept_by_its_id(
+    here: Path, documents: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_id = stored(here, itself(documents, 6))
+    assert call(["calibrate", sweep_id, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {row["metric"] for row in told["calibrations"]} == {"decode_ms_per_token", "tokens_per_s", "prefill_ms"}
+    assert told["left_out"] == {}
+    assert call(["calibrate", sweep_id]) == 0
+    assert "found in 24 blocks" in capsys.readouterr().out
+    with Store.open(f"sqlite:///{here}/.assay/store.db", lambda: datetime.now(UTC)) as store:
+        later = put(store, documents.sweep(), "later")
+        assert len(store.judge_input(later).calibrations) == 3, "kept once, however often it is asked for"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "head", "why", "code"),
+    [
+        (5, {}, "fewer than 6 blocks hold times of both arms", 3),
+        (6, {"changes": {"segments": 2}}, "segments rose by 1", 1),
+    ],
+)
+def test_a_cell_without_a_clean_a_a_is_named_and_costs_a_code(
+    here: Path,
+    documents: Any,
+    capsys: pytest.CaptureFixture[str],
+    blocks: int,
+    head: dict[str, Any],
+    why: str,
+    code: int,
+) -> None:
+    sweep_id = stored(here, itself(documents, blocks, **head))
+    assert call(["calibrate", sweep_id]) == code
+    out = capsys.readouterr().out
+    assert "not calibrated: smollm2/capital/weight_budget=50%: " in out and why in out
+
+
+def test_what_cannot_be_calibrated_is_said(here: Path, documents: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    other = stored(here, documents.sweep())
+    assert f"sweep {other} is no calibration" in failed(capsys, "calibrate", other)
+    assert "no id begins with 'nowhere.yaml'" in failed(capsys, "calibrate", "nowhere.yaml")
+    assert "--blocks" in failed(capsys, "calibrate", other, "--blocks", "5")
+    (here / "broken.yaml").write_text("sweep: [\n")
+    assert "broken.yaml:2: " in failed(capsys, "calibrate", "broken.yaml")
