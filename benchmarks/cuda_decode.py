@@ -39,18 +39,18 @@ CHAIN, REPEATS = 20, 9
 KEPT = ("graph_nodes", "eager_launches", "htod_bytes", "host_syncs", "vmm_calls", "alloc_calls_steady")
 
 
-def request_for(model: Path, tokens: int, generations: int, config: dict[str, Any]) -> RunRequest:
-    """A run on the card that goes on after the end id."""
+def request_for(model: Path, tokens: int, generations: int, config: dict[str, Any], device: str = "cuda") -> RunRequest:
+    """A run, on the card unless told, that goes on after the end id."""
     document = {"protocol": PROTOCOL, "model": str(model), "prompt_ids": list(PROMPT_IDS), "tokens": tokens}
-    document |= {"generations": generations, "ignore_eos": True, "device": "cuda", "config": config}
+    document |= {"generations": generations, "ignore_eos": True, "device": device, "config": config}
     return parse_request(document)
 
 
-def arm(model: Path, tokens: int, generations: int, config: dict[str, Any]) -> dict[str, Any]:
+def arm(model: Path, tokens: int, generations: int, config: dict[str, Any], device: str = "cuda") -> dict[str, Any]:
     """One run: tokens a second of its steps by the host's clock, the median of generations, with their range."""
     lines: list[dict[str, Any]] = []
     started = time.perf_counter()
-    code = execute(request_for(model, tokens, generations, config), lines.append, time.perf_counter_ns)
+    code = execute(request_for(model, tokens, generations, config, device), lines.append, time.perf_counter_ns)
     seconds = time.perf_counter() - started
     if code:
         return {"exit_code": code, "error": lines[-1]["message"]}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
@@ -148,6 +148,11 @@ class TorchDecoder:
         return self.torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 
 
+def agreeing(ours: Sequence[int], theirs: Sequence[int]) -> int:
+    """How many ids are the same before the first that is not."""
+    return next((n for n, (a, b) in enumerate(zip(ours, theirs, strict=True)) if a != b), len(ours))
+
+
 def main() -> int:
     """Measure in turns, write the record, print it short."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -164,8 +169,6 @@ def main() -> int:
         for _ in range(ROUNDS):
             ours.append(arm(model, TOKENS, 2, {}))
             theirs.append(decoder.generate(replay))
-    ids, peer = ours[0]["ids"], theirs[0][0]
-    same = next((n for n, (a, b) in enumerate(zip(ids, peer, strict=True)) if a != b), len(ids))
     rates = [run["tokens_per_s"]["median"] for run in ours], [rate for _, rate in theirs]
     record = {
         "date": datetime.now(UTC).date().isoformat(),
@@ -175,7 +178,7 @@ def main() -> int:
         "engine_tokens_per_s": rates[0],
         "torch_tokens_per_s": rates[1],
         "ratio": median(rates[0]) / median(rates[1]),
-        "ids_before_the_first_that_differs": same,
+        "ids_before_the_first_that_differs": agreeing(ours[0]["ids"], theirs[0][0]),
         "torch_repeats_itself": len({tuple(one) for one, _ in theirs}) == 1,
     }
     arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
