@@ -168,6 +168,11 @@ def invalid_figures(record: RunRecord) -> list[str]:
         ]
         if generation.prefill_ns < 0 or min(generation.step_ns, default=0) < 0:
             faults.append(f"{where}: a negative time")
+        faults += [
+            f"{where}: {len(tokens.gaps)} top-2 gaps of {len(tokens.ids)} ids, the least {min(tokens.gaps)}"
+            for tokens in generation.sequences
+            if tokens.gaps and (len(tokens.gaps) != len(tokens.ids) or -math.inf < min(tokens.gaps) < 0)
+        ]
         faults += [f"{where}: {fault}" for fault in _odd_steps(generation)]
     return faults + [flag for flag in record.flags if _FLAGGED_FIGURE.match(flag)]
 
@@ -177,7 +182,7 @@ def _odd_steps(generation: Generation) -> list[str]:
     longest = max(len(sequence.ids) for sequence in generation.sequences)
     if not longest or not generation.step_ns:
         return []
-    found = ["a step took 0 ns"] if any(ns == 0 for ns in generation.step_ns) else []
+    found = ["a step took 0 ns"] if min(generation.step_ns) == 0 else []
     if len(generation.step_ns) != longest - 1:
         found.append(f"{len(generation.step_ns)} steps were timed, and {longest} ids take {longest - 1}")
     return found

@@ -36,6 +36,9 @@ CARRYING = frozenset(
 )
 """Counters of events that each move or serve a key, which has a byte at least."""
 
+TWINS = tuple((name, counter.twin) for name, counter in COUNTERS.items() if counter.twin)
+"""Counters of events, each with that of their bytes."""
+
 _COHERENT = re.compile(r"\bG[HB]\d")
 """Cards whose host memory lies behind NVLink-C2C, such as GH200 and GB10: PCIe says nothing about their copies."""
 
@@ -77,22 +80,29 @@ def _modelled(record: RunRecord) -> str:
 
 def _twins(record: RunRecord) -> Iterator[str]:
     """Bytes without the events that carry them, or fewer bytes than events each of which carries some."""
-    for name, counter in COUNTERS.items():
-        events, nbytes = _counter(record, name), _counter(record, counter.twin) if counter.twin else None
+    for name, twin in TWINS:
+        events, nbytes = _counter(record, name), _counter(record, twin)
         if events is None or nbytes is None:
             continue
         if nbytes > 0 and events == 0:
-            yield f"{counter.twin} is {nbytes:,.0f} and {name} is 0"
+            yield f"{twin} is {nbytes:,.0f} and {name} is 0"
         elif 0 <= nbytes < events and name in CARRYING:
-            yield f"{counter.twin} is {nbytes:,.0f} and {name} is {events:,.0f}: each carries a byte at least"
+            yield f"{twin} is {nbytes:,.0f} and {name} is {events:,.0f}: each carries a byte at least"
 
 
 def _captured(record: RunRecord) -> str:
     """Graphs that were recorded or run, and nothing that could be in them."""
     captures, replays = _counter(record, "captures") or 0, _counter(record, "replays") or 0
+    if captures + replays <= 0:
+        return ""
     shown = f"captures are {captures:,.0f} and replays {replays:,.0f}"
-    if captures + replays > 0 and _counter(record, "segments") == 0:
+    if _counter(record, "segments") == 0:
         return f"{shown}, and the step has no captured segment"
+    if _counter(record, "graph_nodes") == 0 == _counter(record, "invalidations"):
+        return f"{shown}, no graph was thrown away, and none has a node"
+    steps = _counter(record, "decode_steps")
+    if steps is not None and captures + replays > steps:
+        return f"{shown}, of {steps:,.0f} one-token steps"
     runs, eager = _counter(record, "kernel_runs"), _counter(record, "eager_launches")
     if replays > 0 and runs is not None and runs == eager:
         return f"{shown}, and all {runs:,.0f} kernels ran outside a graph"

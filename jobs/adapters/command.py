@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from jobs.adapters import ends
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
@@ -21,7 +20,7 @@ from jobs.adapters.native import ENVIRONMENT, PROTOCOLS, request_document
 from jobs.adapters.native_record import Known, Stream, outside_vocabulary, record_of
 from jobs.errors import SpecError
 from jobs.gates import GATING, UNDECLARED
-from jobs.model import PLAN_ONLY, ArmPlan, Missing, Reading, RunRecord
+from jobs.model import PLAN_ONLY, ArmPlan, CellPlan, Missing, Reading, RunRecord
 from jobs.whole_trees import program_digest
 
 SIMULATED = "SIM-"
@@ -44,13 +43,12 @@ class CommandAdapter:
         if fault := model_fault(self._models, order.cell):
             return RunResult("failed", None, f"provenance: {fault}")
         known = Known(order.arm.tree_digest, self._models(Path(order.cell.model_path)))
-        request = request_document(order.cell, order.arm, order.card_uuid)
         asked = place.scratch / "request.json"
-        asked.write_text(json.dumps(request))
+        asked.write_text(json.dumps(request_document(order.cell, order.arm, order.card_uuid)))
         started = place.utc_now()
         try:
             end = run_child(
-                _child_order(order, place, asked, request),
+                _child_order(order, place, asked),
                 on_spawn=place.on_spawn,
                 on_line=place.on_progress,
                 stopped=place.stopped,
@@ -84,32 +82,37 @@ class CommandAdapter:
         )
 
 
-def program_environment(order: RunOrder, place: RunPlace, request: Mapping[str, Any], asked: Path) -> dict[str, str]:
-    """What the program is told: the host's own variables that are allowed, the arm's, and the request."""
+def request_variables(cell: CellPlan, arm: ArmPlan, card_uuid: str) -> dict[str, str]:
+    """The request of a run as variables; its place on a host apart."""
+    settings = cell.settings
     told = {
-        "REQUEST": str(asked),
-        "MODEL": order.cell.model_path,
-        "PROMPT_IDS": " ".join(map(str, order.cell.prompt_ids)),
-        "TOKENS": str(request["tokens"]),
-        "GENERATIONS": str(request["generations"]),
-        "WARMUPS": str(request["warmups"]),
-        "IGNORE_EOS": str(int(request["ignore_eos"])),
-        "CONFIG": json.dumps(request["config"]),
-        "DEVICE": _device_kind(order),
-        "CARD": order.card_uuid,
-        "SCRATCH": str(place.scratch),
+        "MODEL": cell.model_path,
+        "PROMPT_IDS": " ".join(map(str, cell.prompt_ids)),
+        "TOKENS": str(settings.tokens),
+        "GENERATIONS": str(settings.generations),
+        "WARMUPS": str(settings.warmups),
+        "IGNORE_EOS": str(int(settings.ignore_eos)),
+        "CONFIG": json.dumps({**cell.config, **arm.config}),
+        "DEVICE": _device_kind(card_uuid),
+        "CARD": card_uuid,
     }
-    own = {f"ASSAY_{name}": value for name, value in told.items()}
-    return {**allowed_environment(place.environ, ENVIRONMENT), **order.arm.env, **own}
+    return {f"ASSAY_{name}": value for name, value in told.items()}
 
 
-def _child_order(order: RunOrder, place: RunPlace, asked: Path, request: Mapping[str, Any]) -> ChildOrder:
+def _environment(order: RunOrder, place: RunPlace, asked: Path) -> dict[str, str]:
+    """The host's own variables that are allowed, the arm's, and the request."""
+    here = {"ASSAY_REQUEST": str(asked), "ASSAY_SCRATCH": str(place.scratch)}
+    own = request_variables(order.cell, order.arm, order.card_uuid)
+    return {**allowed_environment(place.environ, ENVIRONMENT), **order.arm.env, **own, **here}
+
+
+def _child_order(order: RunOrder, place: RunPlace, asked: Path) -> ChildOrder:
     # The blank before a word that begins with a brace, which would be a place for a descriptor to the child's launcher.
     argv = (f" {word}" if word.startswith("{") else word for word in order.arm.command)
     speaks = order.arm.reads is None
     return ChildOrder(
         argv=tuple(argv),
-        env=program_environment(order, place, request, asked),
+        env=_environment(order, place, asked),
         cwd=Path(order.arm.python_path or place.scratch),
         log_path=place.scratch / "child.log",
         timeout_s=order.timeout_s,
@@ -127,7 +130,7 @@ def _map_output(order: RunOrder, end: ChildEnd) -> dict[str, str]:
     if len(end.stdout) > MAX_OUTPUT_BYTES:
         end.bad_line, end.bad_reason = "", f"the program printed more than {MAX_OUTPUT_BYTES} bytes"
         return {}
-    device = {"kind": _device_kind(order), "uuid": order.card_uuid}
+    device = {"kind": _device_kind(order.card_uuid), "uuid": order.card_uuid}
     try:
         made = mapped(bytes(end.stdout), reads, order.cell.settings.warmups, device)
     except Unread as exc:
@@ -145,7 +148,7 @@ def _find_faults(order: RunOrder, stream: Stream) -> None:
     stream.fault = stream.fault or outside_vocabulary(order.cell, stream)
     if hello is not None and not hello.device.kind:
         stream.hello = hello.model_copy(
-            update={"device": hello.device.model_copy(update={"kind": _device_kind(order)})}
+            update={"device": hello.device.model_copy(update={"kind": _device_kind(order.card_uuid)})}
         )
 
 
@@ -172,5 +175,5 @@ def _with_absent(record: RunRecord, arm: ArmPlan, absent: Mapping[str, str]) -> 
     return record.model_copy(update={"counters": {**why, **record.counters}})
 
 
-def _device_kind(order: RunOrder) -> str:
-    return "sim" if order.card_uuid.startswith(SIMULATED) else "cuda"
+def _device_kind(card_uuid: str) -> str:
+    return "sim" if card_uuid.startswith(SIMULATED) else "cuda"

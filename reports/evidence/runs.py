@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from jobs.adapters.command import request_variables
 from jobs.model import ArmPlan, CellInput, JudgeInput, RunFact, RunRecord
 from reports.blocks import Block, Column, Inlines, Name, Section, State, Table, Verbatim, words
 from reports.format import integer, plural
@@ -69,6 +70,8 @@ def reruns(doc: JudgeInput, cell: CellInput) -> Section:
 
 def rerun_command(arm: ArmPlan, cell: CellInput) -> str:
     """The shell command that runs one arm of a cell by hand, every value quoted."""
+    if arm.adapter == "command":
+        return _program_command(arm, cell)
     plan, settings = cell.plan, cell.plan.settings
     config = {**plan.config, **arm.config}
     prompts = [word for ids in plan.prompts(arm) for word in ("--prompt-ids", " ".join(map(str, ids)))]
@@ -89,6 +92,15 @@ def rerun_command(arm: ArmPlan, cell: CellInput) -> str:
         if value is None:
             continue
         words_ += [f"--{name.replace('_', '-')}", setting(value)]
+    return " ".join(shlex.quote(word) for word in words_)
+
+
+def _program_command(arm: ArmPlan, cell: CellInput) -> str:
+    """A program in its tree, its lines on the terminal."""
+    cards = (run.record.device.get("uuid") for run in _ordered(cell) if run.record is not None and run.arm == arm.name)
+    asked = request_variables(cell.plan, arm, str(next(cards, "SIM-0")))
+    given = {**asked, "ASSAY_SCRATCH": "/tmp", **({} if arm.reads else {"ASSAY_RESULT": "/dev/stdout"})}
+    words_ = ["env", f"--chdir={arm.python_path}", *(f"{name}={value}" for name, value in given.items()), *arm.command]
     return " ".join(shlex.quote(word) for word in words_)
 
 

@@ -246,6 +246,22 @@ UNTOLD = {
         1,
         "the engine says holds = True, its numbers say False",
     ),
+    "captures, and no graph has a node": (
+        {"counters": {"graph_nodes": 0, "invalidations": 0}},
+        "BROKEN_INVARIANT",
+        1,
+        "and none has a node",
+    ),
+    "more replays than steps": ({"counters": {"decode_steps": 21}}, "BROKEN_INVARIANT", 1, "of 21 one-token steps"),
+    "gaps below zero": ({"generation": {"gaps": [-1.0] * 12}}, "BROKEN_INVARIANT", 1, "the least -1.0"),
+    "gaps of other ids": ({"generation": {"gaps": [1.0] * 9}}, "BROKEN_INVARIANT", 1, "9 top-2 gaps of 12 ids"),
+    "another driver": ({"driver": "2"}, "NOT_COMPARABLE", 3, "card's driver is 1 in base and 2 in head"),
+    "a setting that base does not have": (
+        {"hello": {"effective_config": {"capture": False}}},
+        "NOT_COMPARABLE",
+        3,
+        "capture is absent in base and False in head",
+    ),
     "graphs that ran nothing": (
         {"counters": {"kernel_runs": 90, "eager_launches": 90}},
         "BROKEN_INVARIANT",

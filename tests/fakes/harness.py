@@ -41,7 +41,7 @@ def counted() -> dict[str, int]:
         "device_htod_bytes": page_ins * KEY_BYTES,
         "segments": 1,
         "captures": 1,
-        "replays": STEPS - 2,
+        "replays": GENERATIONS * (TOKENS - 1) - 1,
         "emitted_tokens": STEPS,
     }
 
@@ -62,7 +62,7 @@ def main() -> int:
         Path(lie["write"]).write_text("what it says next time")
     if "fork" in lie:
         subprocess.Popen(["sleep", "300"], start_new_session=True)
-    device = {"uuid": os.environ["ASSAY_CARD"], "name": "third-party", "driver": "1"}
+    device = {"uuid": os.environ["ASSAY_CARD"], "name": "third-party", "driver": lie.get("driver", "1")}
     say("hello", changed({"type": "hello", "protocol": 1, "device": device}, lie.get("hello", {})))
     sys.stdout.buffer.write(bytes.fromhex(lie.get("print", "")))
     time.sleep(lie.get("sleep_s", 0))

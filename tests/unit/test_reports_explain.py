@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from jobs.errors import SpecError
 from jobs.model import KeyBytes, RunFact
+from jobs.provenance import SHELL
 from reports.evidence.runs import rerun_command
 from reports.explain import explain
 from reports.redact import HIDDEN, redact
@@ -109,6 +111,17 @@ def test_an_ambiguous_part_lists_the_candidates() -> None:
     with pytest.raises(SpecError, match="names 2 cells") as caught:
         explain(samples.broken(), both, "smollm2")
     assert "smollm2/other" in caught.value.remedy
+
+
+def test_a_program_is_run_again_in_its_tree_with_its_request(tmp_path: Path) -> None:
+    """The command is what it says: run by a shell, it gives the lines of a run."""
+    doc = runs.judge_input()
+    told = "echo $ASSAY_TOKENS:$ASSAY_PROMPT_IDS:$PWD > $ASSAY_RESULT"
+    changes = {"adapter": "command", "command": (*SHELL, told), "python_path": str(tmp_path)}
+    arm, cell = doc.manifest.arms[1].model_copy(update=changes), doc.cells[0]
+    done = subprocess.run(["sh", "-c", rerun_command(arm, cell)], check=True, capture_output=True, text=True)
+    ids = " ".join(map(str, cell.plan.prompt_ids))
+    assert done.stdout == f"{cell.plan.settings.tokens}:{ids}:{tmp_path}\n"
 
 
 def test_the_rerun_command_survives_a_shell() -> None:
