@@ -51,7 +51,7 @@ class Hello(Line):
 
     protocol: int
     module_path: str = ""  # of an engine that is imported
-    effective_config: dict[str, dict[str, Any]] = {}
+    effective_config: dict[str, Any] = {}  # name -> {"value", "source"}, or the bare value
     device: HelloDevice
     model: HelloModel = HelloModel()
 

@@ -179,6 +179,7 @@ def _config(cell: Any, manifest: Any, arm_name: str, record: RunRecord) -> dict[
         "effective": effective,
         "env": arm.env,
         "adapter": arm.adapter,
+        **({"program": arm.model_dump(mode="json", include={"command", "reads"})} if arm.command else {}),
         "run": plan.settings.model_dump(mode="json"),
     }
 
