@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jobs.errors import Conflict, IllegalMove
+from jobs.errors import Conflict, IllegalMove, UnknownAttempt
 from jobs.lifecycle import Tried, attempts_left
 from jobs.store import AttemptRef, BlockClaim, Store
 from orchestrator.drain import DRAIN_S, counted, is_drained
@@ -64,8 +64,31 @@ class Aftermath:
         self._count(seat, done.state, done.fault, done.reason)
         self._tell(Happening("end", claim.cell, run.arm, done.reason, self._store.pending(claim.sweep_id)))
 
-    def lost(self, seat: Seat, attempt: AttemptRef | None, lost: WorkerLost) -> None:
-        """A worker died: its attempt, if it was at one, is lost."""
+    def collect(self, worker: str, but: str = "") -> RunOutcome | None:
+        """Store what a worker's host kept of earlier runs; the outcome of attempt `but` is handed back instead.
+
+        What came too late is noted, and forgotten there; what is another store's stays.
+        """
+        kept = None
+        for outcome in self._placer.left_over(worker):
+            if outcome.attempt_id == but:
+                kept = outcome
+                continue
+            try:
+                settle(self._store, outcome)
+            except UnknownAttempt:
+                continue
+            except (Conflict, IllegalMove) as late:
+                self._store.log_event(outcome.sweep_id, "too_late", str(late), subject=outcome.attempt_id)
+            self._placer.acknowledge(worker, outcome.sweep_id, outcome.attempt_id)
+        return kept
+
+    def lost(self, seat: Seat, attempt: AttemptRef | None, kept: RunOutcome | None, lost: WorkerLost) -> None:
+        """A worker died: its attempt, if it was at one, is lost, unless its outcome was `kept`."""
+        if kept is not None:
+            with self._leases.forfeiting(seat):
+                self.ended(seat, kept)
+            return
         if attempt is not None and seat.claim is not None:
             with self._leases.forfeiting(seat):
                 self._store.move(attempt.attempt_id, seat.claim.fence, "running", "lost", str(lost), fault="lost")

@@ -22,6 +22,7 @@ from orchestrator.cards import ProbeError
 from orchestrator.clear import ClearVerdict
 from orchestrator.leases import BEAT_S, LEASE_S, Leases
 from orchestrator.lost import HostLost, Stopped, WorkerLost
+from orchestrator.outcome import RunOutcome
 from orchestrator.place import Placer
 from orchestrator.plans import Plans
 from orchestrator.seat import Happening, Question, Seat
@@ -93,6 +94,10 @@ class Dispatcher:
     def join(self, hellos: tuple[WorkerCard, ...]) -> None:
         """Seats for workers that came later."""
         self._seats += [Seat(hello) for hello in hellos]
+
+    def collect(self, worker: str) -> None:
+        """Store what a worker's host kept of earlier runs."""
+        self._aftermath.collect(worker)
 
     def work(self) -> Pending:
         """Run what is pending of the sweep; the counts at the end. The placer must be open, and stays so."""
@@ -320,21 +325,32 @@ class Dispatcher:
         self._lost(seat, attempt, question, WorkerLost(seat.worker, words))
 
     def _lost(self, seat: Seat, attempt: AttemptRef | None, question: Question | None, lost: WorkerLost) -> None:
-        """A worker died: its attempt is lost, its card gets a new one, the block goes on."""
+        """A worker died: its card gets a new one, and the block goes on with what the dead one kept, or without it."""
         cell, arm = (seat.claim.cell, seat.runs[0].arm) if seat.claim else ("", "")
         if question is not None:
             cell, arm = question.asked.cell, question.asked.head
         self._tell(Happening("lost", cell, arm, str(lost)))
-        self._aftermath.lost(seat, attempt, lost)
+        kept = None
         try:
             with self._leases.meanwhile():  # a new worker may wait long for a card that somebody took meanwhile
                 seat.hello = self._placer.replace(seat.worker)
+                kept = self._kept(seat, attempt)
         except (WorkerLost, HostLost, ProbeError) as gone:
+            self._aftermath.lost(seat, attempt, None, lost)
             if not self._serves_all:
                 raise
             self._leave(seat, str(gone))
+        else:
+            self._aftermath.lost(seat, attempt, kept, lost)
         if question is not None:
             self._ask_again(question, lost)
+
+    def _kept(self, seat: Seat, attempt: AttemptRef | None) -> RunOutcome | None:
+        """What the lost worker had spooled of an attempt; no draft of it is left."""
+        kept = self._aftermath.collect(seat.worker, attempt.attempt_id if attempt else "")
+        if kept is None and attempt is not None and seat.claim is not None:
+            self._placer.acknowledge(seat.worker, seat.claim.sweep_id, attempt.attempt_id)
+        return kept
 
     def _ask_again(self, question: Question, lost: WorkerLost) -> None:
         """Put a question again over which a worker was lost, as often as attempts are allowed.

@@ -70,9 +70,10 @@ class Spool:
             os.close(descriptor)
 
     def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
-        """Forget an outcome that is stored, and the sweep's folder with its last one."""
+        """Forget an outcome that is stored, or was never whole, and the sweep's folder with its last one."""
         folder = self._folder / sweep_id
-        (folder / f"{attempt_id}.json").unlink(missing_ok=True)
+        for kind in ("json", "tmp"):
+            (folder / f"{attempt_id}.{kind}").unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # not empty, or never made
             folder.rmdir()
 

@@ -81,6 +81,10 @@ class Placer(Protocol):
         """Start a lost worker again on its card. Raises HostLost when that cannot be."""
         ...
 
+    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
+        """Outcomes where a worker runs that nobody has acknowledged; nothing where the worker is lost."""
+        ...
+
     def cancel(self, worker: str) -> None:
         """Ask what a worker is at to end; its ticket then has an outcome of end cancelled, or is lost."""
         ...
@@ -163,6 +167,10 @@ class InProcessPlacer:
         card = self._workers[worker].card
         self._workers[worker].close()
         return self._start(worker, card)
+
+    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
+        """What stands in the spool."""
+        return self._workers[worker].left_over()
 
     def cancel(self, worker: str) -> None:
         """Raise one worker's own stop flag, until its next order."""

@@ -32,6 +32,7 @@ from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings, WorkOrder
 OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing large goes through it
 SIMULATED_RESOURCE = "assay_simulated_card"
 START_TIMEOUT_S = 60.0
+ANSWER_S = 60.0
 POLL_S = 0.2
 STOP_TIMEOUT_S = 8.0
 RAY_ENVIRONMENT = {
@@ -80,6 +81,10 @@ class CardActor:
     def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
         """Forget a stored outcome."""
         self._inner.acknowledge(sweep_id, attempt_id)
+
+    def left_over(self) -> tuple[RunOutcome, ...]:
+        """Outcomes on this node that no dispatcher has acknowledged."""
+        return self._inner.left_over()
 
 
 def child_environ(environ: Mapping[str, str], card: CardName) -> dict[str, str]:
@@ -144,6 +149,17 @@ class RayCalls:
     def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
         """Tell the actor; should it be lost, the spooled file stays and a resume finds it stored already."""
         self._actors[worker].acknowledge.remote(sweep_id, attempt_id)
+
+    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
+        """What a worker's node kept of earlier runs; nothing where the worker is lost."""
+        import ray
+
+        try:
+            found = ray.get(self._actors[worker].left_over.remote(), timeout=ANSWER_S)
+        except ray.exceptions.RayError:
+            return ()
+        assert isinstance(found, tuple), found
+        return found
 
     def replace(self, worker: str) -> WorkerCard:
         """A new actor on the same card, provided that Ray itself still lives."""

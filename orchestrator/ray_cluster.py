@@ -21,12 +21,10 @@ from jobs.provenance import harness_digest, own_root
 from orchestrator.cards import CardName
 from orchestrator.choose import simulated_cards
 from orchestrator.lost import HostLost, WorkerLost
-from orchestrator.outcome import RunOutcome, Spool
-from orchestrator.ray_app import SIMULATED_RESOURCE, CardActor, RayCalls, first_line
+from orchestrator.ray_app import ANSWER_S, SIMULATED_RESOURCE, CardActor, RayCalls, first_line
 from orchestrator.settings import settings
 from orchestrator.worker import WorkerCard, WorkerSettings
 
-ANSWER_S = 60.0
 START = "give HOST:PORT of one that runs, or start one: ray start --head --port=6379"
 CONNECT_S = 10.0
 
@@ -41,21 +39,16 @@ class Place:
 
 
 class NodeActor(CardActor):
-    """A `CardActor` whose folders are its own node's, and that hands over what an earlier worker there left."""
+    """A `CardActor` whose folders are its own node's."""
 
     def __init__(self, worker: str, simulated: CardName | None, who: str) -> None:
         given = settings(os.environ, cwd=Path(tempfile.gettempdir()))
         scratch = Path(tempfile.gettempdir()) / f"assay-{os.getpid()}"
-        self._spool = Spool(given.spool)
         super().__init__(worker, simulated, WorkerSettings(given.spool, scratch, given.locks, who=who), ())
 
     def harness(self) -> str:
         """The state of assay on this node."""
         return harness_digest(own_root())
-
-    def left_over(self) -> tuple[RunOutcome, ...]:
-        """Outcomes on this node that no dispatcher has acknowledged."""
-        return tuple(one for sweep_id in self._spool.sweeps() for one in self._spool.left_over(sweep_id))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -97,17 +90,6 @@ class ClusterPlacer(RayCalls):
         for worker in new:
             self._actors[worker] = self._actor(worker)
         return tuple(self._hello(worker) for worker in new)
-
-    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
-        """What a worker's node kept of earlier runs; nothing where the worker is lost."""
-        import ray
-
-        try:
-            found = ray.get(self._actors[worker].left_over.remote(), timeout=ANSWER_S)
-        except ray.exceptions.RayError:
-            return ()
-        assert isinstance(found, tuple), found
-        return found
 
     def _hello(self, worker: str) -> WorkerCard:
         import ray

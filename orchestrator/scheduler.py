@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Protocol
 
-from jobs.errors import Conflict, IllegalMove, StoreError, UnknownAttempt
+from jobs.errors import StoreError
 from jobs.near_tie import FollowUp
 from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
@@ -25,12 +25,10 @@ from orchestrator.commands.shown import shown
 from orchestrator.conclude import verdict_or_questions
 from orchestrator.dispatch import Dispatcher
 from orchestrator.lost import HostLost, Stopped
-from orchestrator.outcome import RunOutcome
 from orchestrator.place import Placer
 from orchestrator.ray_cluster import ClusterPlacer
 from orchestrator.seat import Happening
 from orchestrator.settings import Settings
-from orchestrator.settle import settle
 from orchestrator.stop import StopFlag
 from orchestrator.supervise import deaf, supervised
 from orchestrator.worker import WorkerCard
@@ -40,14 +38,10 @@ KEEP_S = 5.0
 
 
 class ServingPlacer(Placer, Protocol):
-    """A placer whose workers may come later, and hold outcomes of earlier ones."""
+    """A placer whose workers may come later."""
 
     def joined(self) -> tuple[WorkerCard, ...]:
         """Workers that came since."""
-        ...
-
-    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
-        """Outcomes where a worker runs that nobody has acknowledged."""
         ...
 
 
@@ -85,7 +79,7 @@ class Scheduler:
         """Serve until stopped, or with `once` until no sweep is open that could be served. Raises Stopped, HostLost."""
         self._dispatcher.seat(hellos)
         for hello in hellos:
-            self._collect(hello.worker)
+            self._dispatcher.collect(hello.worker)
         try:
             while True:
                 if self._clock() >= self._keep_at_s:
@@ -113,7 +107,7 @@ class Scheduler:
             self._dispatcher.join(joined)
             self._unanswerable.clear()  # the card that was missing may have come
         for hello in joined:
-            self._collect(hello.worker)
+            self._dispatcher.collect(hello.worker)
         now_s, now = self._clock(), self._now()
         self._store.put_cards([seat.as_seen(now_s, now) for seat in self._dispatcher.seats], self._name)
         rows = [row for row in self._store.open_sweeps() if row.id not in self._unanswerable]
@@ -144,17 +138,6 @@ class Scheduler:
             reason = f"it cannot be judged from here: {fault}"
             self._store.log_event(sweep_id, "waiting", reason, worker=self._name)
             self._tell(Happening("wait", sweep_id, "all", reason))
-
-    def _collect(self, worker: str) -> None:
-        """Store what a node kept of earlier runs; what came too late is noted, and forgotten there."""
-        for outcome in self._placer.left_over(worker):
-            try:
-                settle(self._store, outcome)
-            except UnknownAttempt:  # of another store
-                continue
-            except (Conflict, IllegalMove) as late:
-                self._store.log_event(outcome.sweep_id, "too_late", str(late), subject=outcome.attempt_id)
-            self._placer.acknowledge(worker, outcome.sweep_id, outcome.attempt_id)
 
 
 def schedule(store: Store, address: str, given: Settings, *, once: bool = False) -> int:

@@ -144,6 +144,11 @@ class GpuWorker:
         """The outcome is stored; forget it."""
         Spool(self.settings.spool).acknowledge(sweep_id, attempt_id)
 
+    def left_over(self) -> tuple[RunOutcome, ...]:
+        """Outcomes on this host that nobody has acknowledged."""
+        spool = Spool(self.settings.spool)
+        return tuple(one for sweep_id in spool.sweeps() for one in spool.left_over(sweep_id))
+
     def _measure(self, order: RunOrder, before: CardSnapshot, verdict: ClearVerdict) -> tuple[RunResult, Certificate]:
         """Run the child under watch, then see that the card came back."""
         book = WatchBook(self.settings.policy, simulated=self.card.simulated)

@@ -109,13 +109,14 @@ SERVER = {
 WORKER = (
     Point("before the spawn", "worker", "kill", "orchestrator.worker:GpuWorker.run", costs="lost"),
     Point("after the spawn", "worker", "stop", "jobs.adapters.child:_spawn", "after"),
-    Point("making its folders", "worker", "full", "tempfile:mkdtemp", costs="lost"),
+    Point("making the run's folder", "worker", "full", "orchestrator.worker:GpuWorker._scratch", costs="lost"),
+    Point("starting the engine", "worker", "full", "jobs.adapters.native:_child_order", costs="failed"),
     Point("before the spool", "worker", "kill", "orchestrator.outcome:Spool.put", costs="lost"),
     Point("while spooling", "worker", "kill", "orchestrator.outcome:RunOutcome.canonical", costs="lost"),
     Point("while spooling", "worker", "full", "orchestrator.outcome:RunOutcome.canonical"),
-    Point("after the spool", "worker", "kill", "orchestrator.outcome:Spool.put", "after", costs="lost"),
-    Point("after the spool", "worker", "hang", "orchestrator.outcome:Spool.put", "after", costs="lost"),
-    Point("acknowledging", "worker", "kill", "orchestrator.outcome:Spool.acknowledge", costs=""),
+    Point("after the spool", "worker", "kill", "orchestrator.outcome:Spool.put", "after"),
+    Point("after the spool", "worker", "hang", "orchestrator.outcome:Spool.put", "after"),
+    Point("acknowledging", "worker", "kill", "orchestrator.outcome:Spool.acknowledge"),
 )
 """In a worker's process under `assay run`, where it is an actor of Ray."""
 
@@ -126,3 +127,18 @@ NODE = (
     Point("while a child decodes", "Ray control server", "stop"),
 )
 """Done from outside, under `assay run`."""
+
+
+def table() -> list[str]:
+    """The points as rows of `docs/results/chaos.md`, in order."""
+    served = [(point, point.only or "both") for point in (*DISPATCHER, *CHILD, *SERVER.values())]
+    rows = [*served, *((point, "sqlite, under Ray") for point in (*WORKER, *NODE))]
+    return [
+        f"| {point.process} | {point.name} | {WORDS[point.fault]} | {where} | {_spent(point)} |"
+        for point, where in rows
+    ]
+
+
+def _spent(point: Point) -> str:
+    taken = ", another scheduler took the block over" if point.meanwhile else ""
+    return f"one attempt, {point.costs}{taken}" if point.costs else f"nothing{taken}"

@@ -20,21 +20,16 @@ from orchestrator import scheduler  # noqa: E402
 from orchestrator.cards import CardName  # noqa: E402
 from orchestrator.choose import simulated_cards  # noqa: E402
 from orchestrator.cli import call  # noqa: E402
-from orchestrator.outcome import RunOutcome, Spool  # noqa: E402
 from orchestrator.place import InProcessPlacer  # noqa: E402
 from orchestrator.scripted import ScriptedProbe  # noqa: E402
 from orchestrator.worker import GpuWorker, WorkerCard, WorkerSettings  # noqa: E402
 
 
 class Threads(InProcessPlacer):
-    """Workers on threads, whose node's spool may hold outcomes of earlier ones."""
+    """Workers on threads."""
 
     def joined(self) -> tuple[WorkerCard, ...]:
         return ()
-
-    def left_over(self, _worker: str) -> tuple[RunOutcome, ...]:
-        spool = Spool(WORKS.spool)
-        return tuple(one for sweep_id in spool.sweeps() for one in spool.left_over(sweep_id))
 
 
 def make(worker: str, card: CardName, stopped: Callable[[], bool]) -> GpuWorker:

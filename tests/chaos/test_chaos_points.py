@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.points import CHILD, DISPATCHER, SERVER, Point
+from tests.chaos.points import CHILD, DISPATCHER, NODE, SERVER, WORKER, Point, table
 from tests.chaos.site import LEASE_S, Site, copy_product, outlasted, wait_for
 from tests.unit.postgres_server import PostgresServer, programs
 
@@ -168,3 +168,9 @@ def test_a_fault_in_the_server_of_the_store(lib: Path, root: Path, point: Point)
     finally:
         site.end()
         server.remove()
+
+
+def test_the_record_lists_every_point_and_there_are_enough(checkout: Path) -> None:
+    listed = [line for line in (checkout / "docs/results/chaos.md").read_text().splitlines() if line.startswith("| ")]
+    assert listed[1:] == table()
+    assert len({(point.process, point.name) for point in (*DISPATCHER, *CHILD, *WORKER, *NODE)}) >= 25

@@ -43,10 +43,12 @@ witnesses:
   - {expr: "page_ins > 0"}
 """
 COMMAND = ("-m", "orchestrator.cli")
-OTHER_RAY = """\
+OTHER = """\
 import sys
 import ray
-ray.__version__ = "0.0.1"
+from ray._private import utils
+ray_version, python_version = utils.compute_version_info()
+utils.compute_version_info = lambda: {versions}
 from orchestrator.cli import call
 sys.exit(call(sys.argv[1:]))
 """
@@ -140,14 +142,21 @@ def test_a_submitted_sweep_is_scheduled_run_and_judged(cluster: Cluster, store_u
 
 
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
-def test_another_ray_is_refused_by_name(cluster: Cluster, store_url: str) -> None:
+@pytest.mark.parametrize(
+    ("versions", "says"),
+    [
+        pytest.param("('0.0.1', python_version)", "Ray: 0.0.1", id="ray"),
+        pytest.param("(ray_version, '3.9.99')", "Python: 3.9.99", id="python"),
+    ],
+)
+def test_another_ray_or_python_is_refused_by_name(cluster: Cluster, store_url: str, versions: str, says: str) -> None:
     assert cluster.assay("db", "upgrade", "--store", store_url).returncode == 0
-    (cluster.root / "other.py").write_text(OTHER_RAY)
+    (cluster.root / "other.py").write_text(OTHER.format(versions=versions))
     words = ("scheduler", "--address", cluster.address, "--store", store_url, "--once")
     done = cluster.assay(*words, program=("other.py",))
     assert done.returncode == 4
     assert "is of another Ray or Python than this" in done.stderr
-    assert "Ray: 0.0.1" in done.stderr
+    assert says in done.stderr
 
 
 @pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)

@@ -162,11 +162,15 @@ class LossyPlacer(InProcessPlacer):
 
     lose = 1
     alive = True
+    kept = False
+    """Whether it had spooled what it measured."""
 
     def outcome(self, ticket: Ticket) -> RunOutcome:
         answer = super().outcome(ticket)
         if self.lose:
             self.lose -= 1
+            if not self.kept:
+                self.acknowledge(ticket.worker, answer.sweep_id, answer.attempt_id)
             raise WorkerLost(ticket.worker, "killed by signal 9")
         return answer
 
@@ -182,6 +186,16 @@ def test_field_8_a_lost_worker_loses_one_attempt_and_a_new_one_goes_on(field: Fi
     assert done.complete == 4
     assert [state for state, _ in field.attempts(sweep_id)["base"]] == ["lost", "measured", "measured"]
     assert [h.kind for h in field.heard].count("lost") == 1
+
+
+def test_a_worker_lost_after_it_spooled_its_outcome_costs_nothing(field: Field) -> None:
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    placer = LossyPlacer(field.cards, field.make)
+    placer.kept = True
+    assert field.work(sweep_id, manifest, placer=placer).complete == 4
+    assert [state for state, _ in field.attempts(sweep_id)["base"]] == ["measured", "measured"]
+    assert [h.kind for h in field.heard].count("lost") == 1
+    assert field.spool.sweeps() == ()
 
 
 def test_leases_live_on_while_a_new_worker_waits_for_its_card(field: Field) -> None:

@@ -23,7 +23,6 @@ from orchestrator.conclude import judge_sweep
 from orchestrator.dispatch import Dispatcher
 from orchestrator.embedded import open_questions
 from orchestrator.lost import HostLost, Stopped, WorkerLost
-from orchestrator.outcome import RunOutcome
 from orchestrator.place import InProcessPlacer, Ticket
 from orchestrator.scheduler import Scheduler
 from orchestrator.scripted import ScriptedProbe
@@ -240,9 +239,6 @@ class Loses(InProcessPlacer):
     """Whether a lost worker can be had again."""
 
     def joined(self) -> tuple[WorkerCard, ...]:
-        return ()
-
-    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
         return ()
 
     def adjudication(self, ticket: Ticket) -> Adjudication:

@@ -26,15 +26,10 @@ HARNESS = "h" * 64
 
 
 class Threads(InProcessPlacer):
-    """Workers that may hold outcomes of earlier ones."""
-
-    spool: Any = None
+    """Workers of whom none come later."""
 
     def joined(self) -> tuple[WorkerCard, ...]:
         return ()
-
-    def left_over(self, worker: str) -> tuple[RunOutcome, ...]:
-        return tuple(one for sweep_id in self.spool.sweeps() for one in self.spool.left_over(sweep_id))
 
 
 @pytest.fixture
@@ -44,7 +39,6 @@ def field(tmp_path: Path) -> Field:
 
 def serve(field: Field, placer: Threads | None = None, stopped: Callable[[], bool] = lambda: False) -> Scheduler:
     placer = placer or Threads(field.cards, field.make)
-    placer.spool = field.spool
     hellos = placer.open()
     scheduler = Scheduler(
         field.store, placer, "here/1", HARNESS, stopped=stopped, tell=field.heard.append, keep_s=0.2
