@@ -161,16 +161,17 @@ def _series_key(connection: Connection, record: RunRecord) -> dict[str, Any]:
     return {
         "model_digest": record.model_digest or unknown,
         "prompt_digest": found.prompt_digest,
-        "config": _config(found.plan, found.manifest, found.arm, record)
-        if record.effective_config
-        else {"effective": unknown},
+        "config": _config(found.plan, found.manifest, found.arm, record) or {"effective": unknown},
         "card": card or unknown,
     }
 
 
-def _config(cell: Any, manifest: Any, arm_name: str, record: RunRecord) -> dict[str, Any]:
+def _config(cell: Any, manifest: Any, arm_name: str, record: RunRecord) -> dict[str, Any] | None:
+    """Settings as they were served; None where they are unknown. A program that was asked for none need tell none."""
     plan = CellPlan.model_validate(cell)
     arm = next(ArmPlan.model_validate(row) for row in manifest["arms"] if row["name"] == arm_name)
+    if not record.effective_config and (arm.adapter == "native" or plan.config or arm.config):
+        return None
     effective = {
         name: given["value"] if isinstance(given, dict) and "value" in given else given
         for name, given in record.effective_config.items()

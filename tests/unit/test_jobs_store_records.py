@@ -52,7 +52,10 @@ def store(store_url: str) -> Iterator[Store]:
     opened.close()
 
 
-def manifest(blocks: int = 1, **config: str) -> Manifest:
+BASE = ArmPlan(name="base", role="base", source="checkout")
+
+
+def manifest(blocks: int = 1, arm: ArmPlan = BASE, **config: str) -> Manifest:
     plan = CellPlan(
         cell="cell",
         model="toy",
@@ -65,11 +68,11 @@ def manifest(blocks: int = 1, **config: str) -> Manifest:
         blocks=blocks,
         config=dict(config),
     )
-    return Manifest(name="sweep", arms=(ArmPlan(name="base", role="base", source="checkout"),), cells=(plan,))
+    return Manifest(name="sweep", arms=(arm,), cells=(plan,))
 
 
-def begin(store: Store, *, blocks: int = 1) -> tuple[str, BlockClaim]:
-    sweep_id = store.submit(manifest(blocks), "harness", "0.1", key=f"k{next(KEYS)}")
+def begin(store: Store, *, blocks: int = 1, arm: ArmPlan = BASE) -> tuple[str, BlockClaim]:
+    sweep_id = store.submit(manifest(blocks, arm), "harness", "0.1", key=f"k{next(KEYS)}")
     claim = store.claim_block(sweep_id, "w", 60)
     assert claim is not None
     return sweep_id, claim
@@ -86,9 +89,9 @@ def named(attempt: AttemptRef) -> dict[str, Any]:
     return {"run_id": attempt.run_id, "attempt_id": attempt.attempt_id, "attempt_number": attempt.number}
 
 
-def written(store: Store, fields: dict[str, Any]) -> tuple[RunRecord, RunRecord]:
+def written(store: Store, fields: dict[str, Any], arm: ArmPlan = BASE) -> tuple[RunRecord, RunRecord]:
     """What was handed over, and what the judge will read."""
-    sweep_id, claim = begin(store)
+    sweep_id, claim = begin(store, arm=arm)
     attempt = running(store, claim)
     given_record = RunRecord(**{**fields, **named(attempt)})
     store.write_record(attempt.attempt_id, claim.fence, given_record)
@@ -428,6 +431,13 @@ def test_what_is_unknown_splits_and_never_merges(store: Store, store_url: str, u
     given_fields = {name: one for name, one in known.items() if name != unknown}
     for _ in range(2):
         written(store, {"exit_code": 0, "counters": {"hits": 1}, **given_fields})
+    assert len(stored_series(store_url)) == 2
+
+
+def test_a_program_without_settings_has_a_series_of_its_own(store: Store, store_url: str) -> None:
+    fields = {"exit_code": 0, "model_digest": "m", "certificate": certificate("H200"), "counters": {"hits": 1}}
+    for text in ("./bench", "./bench", "./other"):
+        written(store, fields, BASE.model_copy(update={"adapter": "command", "command": ("bash", "-c", text)}))
     assert len(stored_series(store_url)) == 2
 
 
