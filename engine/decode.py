@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,30 +15,27 @@ from numpy.typing import NDArray
 from engine.batch import (
     AHEAD_OFFSET,
     CHOICE,
-    CONTROL_OFFSETS,
     GAP_OFFSET,
     IDS_OFFSET,
     Emitted,
     Pass,
     Prompts,
-    control,
     parts,
     routed_offset,
-    states,
-    workspace,
 )
 from engine.capture import CapturePlan, cut, decisions
 from engine.counters import Tally
-from engine.device.base import CONTROL, Device, Launch, Placed, Recorded
-from engine.errors import EngineError, NonFiniteLogits
+from engine.decode_memory import DecoderMemory
+from engine.device.base import Device, Launch, Recorded
+from engine.errors import NonFiniteLogits
 from engine.expert_steps import check_choices, launch_of, places, waves
 from engine.graph import DTYPES, Graph, stored_bytes
 from engine.kv import KvCache
 from engine.paging.residency import Residency
-from engine.plan import Operand, Plan, Step
+from engine.plan import Plan, Step
 from engine.prefix import check_no_states, nothing_cached
 from engine.routed import Routing
-from engine.routing import ROUTED, Choices, Given, flat, routed, routed_bytes
+from engine.routing import Choices, Given, flat, routed, routed_bytes
 
 _UNSTEADY_STEPS = 2
 """One-token steps of a process that do not count as steady: the warm one and the recording one, captured or not."""
@@ -75,28 +71,18 @@ class Decoder:
         self._lengths = [0] * kv.sequences
         self._cached = [nothing_cached(plans[1]) for _ in self._all]
         self._next = [0] * kv.sequences  # the ids that stand on the device and go in next
-        self._blocks = control(plans, kv.sequences)
         self._routed_offset = routed_offset(plans)
         self._routed_bytes = {rows: routed_bytes(plan) for rows, plan in plans.items()}
         self._routing = Routing(plans[1], kv.sequences, tally)
         self._given = given
-        self._spaces = workspace(plans, kv.sequences)
         self._launches: dict[tuple[int, int, tuple[int, ...], tuple[int, ...]], Launch] = {}
-        self._spreads = states(plans, kv.sequences)
         self._gathers = {rows: plan.gathers for rows, plan in plans.items()}
         self.gathered: dict[str, int] = {}
         """Bytes of rows read in place so far, by table."""
-        self._host = {w.name: w.array() for plan in plans.values() for w in plan.hosts}
         self._tell = tell
         self._warm = False
-        self._ahead: Pass | None = None
         self._recorded: list[Recorded | None] | None = None
-        self._allocated: list[int] = []
-        try:
-            self._allocate()
-        except EngineError:
-            self.close()
-            raise
+        self.memory = DecoderMemory(device, plans, kv)
         self._rules = capture
         self._epoch = pager.epoch
         self.capture_plan: CapturePlan | None = None
@@ -116,21 +102,6 @@ class Decoder:
         self._tally.set("seams", self.capture_plan.seam_runs)
         self._tally.set("seam_nodes", len(self.capture_plan.seams))
 
-    def _allocate(self) -> None:
-        """Plain memory: control blocks, workspace, tables with what is in them, states."""
-        self._control = self._alloc(self._blocks.total_bytes, CONTROL)
-        self._workspace = self._alloc(self._spaces.total_bytes, "workspace")
-        constants = {c.name: c for plan in self._plans.values() for c in plan.constants}
-        self._constants = {name: self._alloc(c.nbytes, f"constant {name}") for name, c in constants.items()}
-        for name, constant in constants.items():
-            self._device.copy_in(self._constants[name], constant.data)
-        named = zip(self._spreads, self._plans[1].states, strict=True)
-        self._states = [self._alloc(spread.total_bytes, f"state {s.name}") for spread, s in named]
-
-    def _alloc(self, nbytes: int, what: str) -> int:
-        self._allocated.append(self._device.alloc(nbytes, what))
-        return self._allocated[-1]
-
     def reset(self) -> None:
         """Begin new sequences: no position is cached, and all of them count."""
         self._kv.restart()
@@ -138,11 +109,10 @@ class Decoder:
         self._lengths = [0] * len(self._all)
         for cached in self._cached:
             cached.ids.clear()
-        for block in self._control_blocks(self._all):
+        for block in self.memory.control_blocks(self._all):
             self._device.copy_in(block, np.zeros(1, np.int64))
             self._device.copy_in(block + AHEAD_OFFSET, np.zeros(1, np.int32))
-        for address, spread in zip(self._states, self._spreads, strict=True):
-            self._device.fill(address, spread.total_bytes, 0)
+        self.memory.clear_states()
 
     def begin(self, prompts: Prompts, *, reuse: bool) -> list[int]:
         """Begin prompts, anew or from what each shares with its cached positions; how many of them each keeps."""
@@ -172,7 +142,7 @@ class Decoder:
         self._kv.forget(sequence, tokens, self._lengths[sequence])
         self._lengths[sequence] = tokens
         del self._cached[sequence].ids[tokens:]
-        self._device.copy_in(self._control_blocks([sequence])[0], np.asarray([tokens], np.int64))
+        self._device.copy_in(self.memory.control_blocks([sequence])[0], np.asarray([tokens], np.int64))
 
     def prefill(self, prompts: Prompts, chunk: int) -> list[Emitted]:
         """Feed a prompt to each sequence in chunks of at most `chunk` tokens; the token that follows each.
@@ -186,36 +156,63 @@ class Decoder:
                 cached.begin(len(prompt))
         emitted: dict[int, Emitted] = {}
         for part in parts(prompts, chunk):
-            for block, ids, ahead in zip(self._control_blocks(part.sequences), part.ids, part.ahead, strict=True):
+            for block, ids, ahead in zip(self.memory.control_blocks(part.sequences), part.ids, part.ahead, strict=True):
                 self._device.copy_in(block + AHEAD_OFFSET, np.asarray([ahead], np.int32))
                 self._device.copy_in(block + IDS_OFFSET, np.asarray(ids, np.int64))
             emitted |= self._take(self._ask(len(part.ids[0]), part.sequences), part.ids)
         return [emitted[s] for s in self._all]
 
-    def step(self, *, further: bool = False) -> list[Emitted]:
+    def step(self) -> list[Emitted]:
         """Feed each sequence the token chosen last, which stands on the device; the ones that follow.
 
-        A sequence that was stopped goes on beside the others, and nothing that it gives means anything. `further`:
-        another step comes, whatever this one gives: it may be asked for before this one's tokens are read.
+        A sequence that was stopped goes on beside the others, and nothing that it gives means anything.
         """
-        asked, self._ahead = self._ahead or self._ask(1, self._all), None
-        if further and self._asks_ahead():
-            self._ahead = self._ask(1, self._all)
+        return self.take_step(self.ask_step())
+
+    def ask_step(self) -> Pass:
+        """Ask for a step; of two that are under way the later one feeds what the earlier one chooses."""
+        return self._ask(1, self._all)
+
+    def take_step(self, asked: Pass) -> list[Emitted]:
+        """Wait for the earliest step that was asked for, and tell what it gives."""
         return list(self._take(asked, [[token] for token in self._next]).values())
 
-    def _asks_ahead(self) -> bool:
-        """Whether the host has nothing to do between two steps: all weights are in, or one graph brings the rest."""
+    def take_back(self, asked: Pass) -> None:
+        """Throw away a step, the last one asked for and the only one under way: it cost what it cost, and gave nothing.
+
+        States cannot go back: of a model with any, a new sequence has to begin.
+        """
+        self._arrived(asked, kept=False)
+        self._tally.add("discarded_steps")
+        if self._plans[1].states:
+            return
+        for sequence, length in asked.lengths.items():
+            self._keep(sequence, length - 1)
+        self.feed(self._next)
+
+    def may_ask_ahead(self, *, certain: bool) -> bool:
+        """Whether a step may be asked for before the tokens of the one under way are read.
+
+        The host must have nothing to do between the two: all weights are in, or one graph brings the rest. A step that
+        is not `certain` to be wanted may take no more room in the cache either.
+        """
         recorded = self._recorded or ()
-        return self._device.queues and bool(recorded) and (self._pager.fits or (len(recorded) == 1 and all(recorded)))
+        if not recorded or not (self._pager.fits or (len(recorded) == 1 and all(recorded))):
+            return False
+        return certain or self._kv.holds([length + 1 for length in self._lengths])
+
+    @property
+    def queues(self) -> bool:
+        """Whether a step goes on while the host does something else."""
+        return self._device.queues
 
     def stop(self, sequence: int) -> None:
         """A sequence is at its end: from here on its numbers, finite or not, are nobody's."""
         self._live.discard(sequence)
 
     def feed(self, tokens: Sequence[int]) -> None:
-        """Put another token in place of the one that each sequence chose last."""
-        assert self._ahead is None, "that token went in already"
-        for block, token in zip(self._control_blocks(self._all), tokens, strict=True):
+        """Put another token in place of the one that each sequence chose last, while no step is under way."""
+        for block, token in zip(self.memory.control_blocks(self._all), tokens, strict=True):
             self._device.copy_in(block + IDS_OFFSET, np.asarray([token], np.int64))
         self._next = list(tokens)
 
@@ -224,10 +221,8 @@ class Decoder:
 
         Rows are all of the call's where the plan keeps them, else the last one.
         """
-        plan = self._plans[rows]
-        ref = plan.logits
-        start = self._workspace + sequence * self._spaces.stride
-        address = start + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
+        ref = self._plans[rows].logits
+        address = self.memory.address(self._plans[rows], ref, sequence)
         raw = self._device.copy_out(address, stored_bytes(ref.dtype, math.prod(ref.shape)))
         return np.frombuffer(raw, DTYPES[ref.dtype]).reshape(-1, ref.shape[-1]).astype(np.float32)
 
@@ -243,8 +238,7 @@ class Decoder:
 
     def close(self) -> None:
         """Free what the decoder allocated."""
-        while self._allocated:
-            self._device.free(self._allocated.pop())
+        self.memory.close()
 
     def _ask(self, rows: int, sequences: tuple[int, ...]) -> Pass:
         """Ask for one pass over ids that stand on the device, as many for each of these sequences.
@@ -262,11 +256,11 @@ class Decoder:
             self._eager(plan, plan.steps, sequences)
         for sequence in sequences:
             self._lengths[sequence] += rows
-        first, stride = sequences[0], self._blocks.stride
+        first, stride = sequences[0], self.memory.blocks.stride
         of_experts = self._routed_bytes[rows]
         of_block = self._routed_offset - GAP_OFFSET + of_experts if of_experts else CHOICE.size
         nbytes = (sequences[-1] - first) * stride + of_block
-        choice = self._device.fetch(self._control + first * stride + GAP_OFFSET, nbytes)
+        choice = self._device.fetch(self.memory.control + first * stride + GAP_OFFSET, nbytes)
         self._account(plan, before, len(sequences), decodes=decodes)
         return Pass(plan, {s: self._lengths[s] for s in sequences}, choice)
 
@@ -274,7 +268,7 @@ class Decoder:
         """Put down what experts the pass will choose, where it is known and nothing computes it."""
         if self._given is None or not self._routing.banks:
             return
-        for block, sequence in zip(self._control_blocks(sequences), sequences, strict=True):
+        for block, sequence in zip(self.memory.control_blocks(sequences), sequences, strict=True):
             choices = self._given.rows(sequence, self._lengths[sequence], plan.rows)
             self._device.copy_in(block + self._routed_offset, flat(choices, self._routing.banks))
 
@@ -308,16 +302,23 @@ class Decoder:
             self._tally_nodes()
             self._tell(f"invalidated at length {max(self._lengths)}: {why}")
 
-    def _take(self, asked: Pass, fed: Prompts) -> dict[int, Emitted]:
-        """What each sequence of a pass chose, experts too. Raises NonFiniteLogits for one that has not stopped."""
+    def _arrived(self, asked: Pass, *, kept: bool) -> bytes:
+        """Wait for what a pass left in the control blocks, and count the experts that it chose."""
         raw = self._device.fetched(asked.choice)
-        first, stride = next(iter(asked.lengths)), self._blocks.stride
+        first, stride = next(iter(asked.lengths)), self.memory.blocks.stride
         if of_experts := self._routed_bytes[asked.plan.rows]:
             start = self._routed_offset - GAP_OFFSET
             starts = {s: start + (s - first) * stride for s in asked.lengths}
             written = {s: np.frombuffer(raw, np.int32, of_experts // 4, at) for s, at in starts.items()}
-            counted = self._routing.count({s: (n - asked.plan.rows, written[s]) for s, n in asked.lengths.items()})
+            passed = {s: (n - asked.plan.rows, written[s]) for s, n in asked.lengths.items()}
+            counted = self._routing.count(passed, kept=kept)
             self._count_standing(asked.plan, self._routing.by_bank(counted) if self._standing else ())
+        return raw
+
+    def _take(self, asked: Pass, fed: Prompts) -> dict[int, Emitted]:
+        """What each sequence of a pass chose, experts too. Raises NonFiniteLogits for one that has not stopped."""
+        raw = self._arrived(asked, kept=True)
+        first, stride = next(iter(asked.lengths)), self.memory.blocks.stride
         emitted = {}
         for (sequence, length), ids in zip(asked.lengths.items(), fed, strict=True):
             self._cached[sequence].ids.extend(ids)
@@ -418,7 +419,7 @@ class Decoder:
         assert step.experts is not None
         chosen = self._choices(plan, step, sequences)
         first_key, seen = step.experts.first_key, set[int]()
-        placed = [self._place(plan, operand, None) for operand in step.operands]
+        placed = [self.memory.place(plan, operand, None) for operand in step.operands]
         for wave in waves(chosen, lambda experts: self._pager.can_hold([first_key + e for e in experts])):
             keys = [first_key + expert for expert in wave.experts]
             addresses = self._pager.touch(plan, step, keys)
@@ -431,7 +432,7 @@ class Decoder:
         """What each sequence chose, [rows, chosen], in one copy. Raises DeviceFailure for what is no choice."""
         operand = routed(step)
         assert operand is not None
-        placed, first = self._place(plan, operand, None), sequences[0]
+        placed, first = self.memory.place(plan, operand, None), sequences[0]
         nbytes = (sequences[-1] - first) * placed.stride + placed.nbytes
         raw = self._device.copy_out(placed.address + first * placed.stride, nbytes)
         starts = {s: (s - first) * placed.stride for s in sequences}
@@ -456,10 +457,6 @@ class Decoder:
         self._tally.add("expert_rereads", len(again))
         self._tally.add("expert_reread_bytes", sum(plan.keys[k].nbytes for k in again))
 
-    def _control_blocks(self, sequences: Sequence[int]) -> list[int]:
-        """Where the control blocks of these sequences start."""
-        return [self._control + sequence * self._blocks.stride for sequence in sequences]
-
     def _tally_nodes(self) -> None:
         self._device.tally.set("graph_nodes", sum(g.nodes for g in self._recorded or () if g is not None))
 
@@ -469,32 +466,8 @@ class Decoder:
         launch = self._launches.get(name)
         if launch is None:
             addresses = iter(keys)
-            placed = [self._place(plan, o, addresses) for o in step.operands]
+            placed = [self.memory.place(plan, o, addresses) for o in step.operands]
             if step.experts is not None:
                 placed += places(step.experts, {n: self._pager.place(k) for n, k in enumerate(step.experts.keys)})
             launch = self._launches[name] = Launch(step, tuple(placed), sequences)
         return launch
-
-    def _place(self, plan: Plan, operand: Operand, keys: Any) -> Placed:
-        ref = operand.ref
-        nbytes = stored_bytes(ref.dtype, int(np.prod(ref.shape, dtype=np.int64)))
-        match ref.kind:
-            case "key":
-                return Placed(operand, next(keys), nbytes)
-            case "buffer":
-                address = self._workspace + plan.buffers[ref.index].offset_bytes + ref.offset_bytes
-                return Placed(operand, address, nbytes, stride=self._spaces.stride)
-            case "state":
-                return Placed(operand, self._states[ref.index], nbytes, stride=self._spreads[ref.index].stride)
-            case "constant":
-                return Placed(operand, self._constants[ref.name], nbytes)
-            case "kv_key" | "kv_value":
-                placement = self._kv.placement
-                address = self._kv.address(ref.index, "key" if ref.kind == "kv_key" else "value")
-                return Placed(operand, address, placement.nbytes, placement=placement, stride=self._kv.stride)
-            case "host":
-                return Placed(operand, 0, nbytes, self._host[ref.name])
-            case "control":
-                start = self._routed_offset if ref.name == ROUTED else CONTROL_OFFSETS[ref.name]
-                address = self._control + start + ref.offset_bytes
-                return Placed(operand, address, nbytes, stride=self._blocks.stride)

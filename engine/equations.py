@@ -198,10 +198,10 @@ def evaluate(
         ),
         Equation(
             "P1",
-            "embedding rows read + prefix hits == positions asked for, in bytes",
+            "embedding rows read + prefix hits == positions asked for, those of thrown-away steps too, in bytes",
             "==",
             c("gather_bytes") + c("prefix_hit_tokens") * f("gather_bytes_per_token"),
-            f("positions_asked") * f("gather_bytes_per_token"),
+            (f("positions_asked") + c("discarded_steps") * f("batch")) * f("gather_bytes_per_token"),
         ),
         Equation("P1t", "embedding rows read == sum over tables", "==", c("gather_bytes"), sums.gathered_bytes),
         Equation(
@@ -210,6 +210,13 @@ def evaluate(
             "==",
             c("prefix_hit_bytes"),
             f("kv_bytes_per_token") * c("prefix_hit_tokens"),
+        ),
+        Equation(
+            "D1",
+            "one-token steps behind prompts == given out + thrown away",
+            "==",
+            f("steps_asked"),
+            f("steps_given") + c("discarded_steps"),
         ),
         Equation("L0", "granules mapped after close == 0", "==", f("mapped_after_close_bytes"), 0),
         Equation("L1", "granules owned after close == 0", "==", f("owned_after_close_bytes"), 0),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from engine.ahead import Ahead
 from engine.batch import Emitted
 from engine.config import RunRequest
 from engine.counters import COUNTERS, PHASES, Tally
@@ -94,7 +95,8 @@ def _one(request: RunRequest, clock: Clock, progress: Progress, decoder: Decoder
     prompts = request.prompts
     streams = progress.streams = [Stream() for _ in prompts]
     step_ns: list[int] = []
-    stops = frozenset() if request.ignore_eos else frozenset(graph.info.eos_ids)
+    stops = frozenset(graph.info.eos_ids) if computes and not request.ignore_eos else frozenset()
+    ahead = Ahead(decoder)
 
     def take(phase: str, work: Callable[[], list[Emitted]]) -> int:
         before, start = progress.read(), clock()
@@ -120,8 +122,12 @@ def _one(request: RunRequest, clock: Clock, progress: Progress, decoder: Decoder
 
     prefill_ns = take("prefill", prefill)
     while 1 + len(step_ns) < request.tokens and any(stream.stop_reason is None for stream in streams):
-        further = 2 + len(step_ns) < request.tokens and not stops  # no end id can come in between
-        step_ns.append(take("decode", partial(decoder.step, further=further)))
+        last = 2 + len(step_ns) == request.tokens
+        step_ns.append(take("decode", partial(ahead.step, "no" if last else "maybe" if stops else "yes")))
+    if ahead.is_under_way:
+        before = progress.read()
+        ahead.end()
+        _merge(phases["decode"], before, progress.read())
     return {**told(streams), "counters": phases, "prefill_ns": prefill_ns, "step_ns": step_ns}
 
 

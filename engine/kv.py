@@ -94,6 +94,13 @@ class KvCache:
         self._tally.add("kv_growths", 1 if any(kept) else 0)
         return "moved" if self._moves else "kept"
 
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Whether so many positions of each sequence have a place already, so that `ensure` would do nothing."""
+        if self._new or max(tokens) > self.capacity:
+            return False
+        wanted = self._granules(self.placement, tokens)
+        return all(set(own) <= set(held) for own, held in zip(wanted, self._committed, strict=True))
+
     def forget(self, sequence: int, first: int, end: int) -> None:
         """Positions `first` to `end` (not included) of a sequence are dead: whoever still reads them is found out."""
         for start in self._ranges:

@@ -43,8 +43,10 @@ class Routing:
         """Bytes of all of them, from the table by bank."""
         return sum(int(n.sum()) * bank.expert_bytes for n, bank in zip(self.asked, self.banks, strict=True))
 
-    def count(self, written: Mapping[int, tuple[int, Choices]]) -> NDArray[np.int64]:
+    def count(self, written: Mapping[int, tuple[int, Choices]], *, kept: bool = True) -> NDArray[np.int64]:
         """One pass: by sequence, its first position and what the steps wrote. Raises DeviceFailure for no experts.
+
+        A pass that is not `kept` is counted, and not taken down.
 
         The experts that it asked for, all banks' one after another, ascending; none where nobody knows. A host that
         does this for each token has a few tens of microseconds for it.
@@ -60,7 +62,7 @@ class Routing:
                 check(everything, self.banks, "the pass")
             except BadRequest as error:
                 raise DeviceFailure(error.message, "its routing cannot be used") from error
-        for sequence, (first, choices) in found.items():
+        for sequence, (first, choices) in found.items() if kept else ():
             self.recorder.take(sequence, first, choices)
         experts = ordered[0] if len(ordered) == 1 else np.unique(ordered)
         self._asked[experts] += 1

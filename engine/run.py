@@ -357,6 +357,8 @@ def _facts(request: RunRequest, setup: Setup, generations: list[dict[str, Any]])
         "kv_bytes_per_token": plan.kv.bytes_per_token,
         "kv_needed_bytes": plan.kv.bytes_per_token * cached,
         "positions_asked": sum(sum(map(len, prompts)) + len(g["step_ns"]) * len(prompts) for g in generations),
+        "steps_asked": sum(g["counters"][p].get("decode_steps", 0) for g in generations for p in ("warm", "decode")),
+        "steps_given": sum(len(g["step_ns"]) for g in generations),
         "kv_layout": kv.placement.layout,
         "kv_capacity": kv.capacity,
         "kv_foreseen_bytes": foreseen.committed_bytes,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-FILES = ("engine/paging/*.py", "engine/device/*.py", "engine/kv*.py", "engine/capture*.py", "engine/decode.py")
+FILES = ("engine/paging/*.py", "engine/device/*.py", "engine/kv*.py", "engine/capture*.py", "engine/decode*.py")
 """Paging, device, caches, and both halves of capture: what cuts a plan and what records and replays it."""
 KINDS: dict[str, str] = {
     "wait": "wait join drain reach",

@@ -203,7 +203,7 @@ class Bench:
 
     def length(self) -> int:
         """The device's own count of cached positions."""
-        value: int = struct.unpack("<q", self.device.copy_out(self.decoder._control, 8))[0]
+        value: int = struct.unpack("<q", self.device.copy_out(self.decoder.memory.control, 8))[0]
         return value
 
     def close(self) -> None:

@@ -100,6 +100,23 @@ def test_32_ids_and_the_simulators_counters(model: Path, config: dict[str, Any])
     assert np.allclose(card.streams[0][1], simulated.streams[0][1], atol=2e-3)
 
 
+@pytest.mark.parametrize(
+    "config", [{}, {"kv_layout": "head-major"}, {"weight_budget": "50%", "policy": "staging"}], ids=str
+)
+def test_an_end_id_throws_one_step_away_as_on_the_simulator(model: Path, config: dict[str, Any]) -> None:
+    """SmolLM2 ends its answer itself, with the 30th id."""
+    how: dict[str, Any] = {"tokens": 40, "ignore_eos": False, "generations": 3}
+    card = capital(model, "cuda", config=config, **how)
+    simulated = capital(model, "sim", config={"target": "fused", **config, "granule": 2 << 20}, **how)
+    ids = list(FRANCE_GREEDY[: FRANCE_GREEDY.index(2) + 1])
+    assert [g["ids"] for g in card.lines.of("generation")] == [ids] * 3
+    assert {g["stop_reason"] for g in card.lines.of("generation")} == {"eos"}
+    assert of_plan(card) == of_plan(simulated) and card.counters["discarded_steps"] == 3
+    assert card.broken_equations() == []
+    for name in ("kernel_runs", "eager_launches", "host_syncs", "device_htod_bytes"):
+        assert card.counters.get(name) == simulated.counters.get(name), name
+
+
 def test_tiny_gives_the_simulators_ids_and_ends_with_nothing_mapped(tiny: Path) -> None:
     fused = {"target": "fused"}
     card, simulated = (run(tiny, device=d, tokens=48, generations=2, config=fused) for d in ("cuda", "sim"))
@@ -236,7 +253,7 @@ def test_recording_many_times_leaks_nothing(tiny: Path, device: Any) -> None:
             for launch in launches:
                 device.launch(launch)
             device.replay(device.end_capture())
-            device.copy_out(bench.decoder._control, 8)
+            device.copy_out(bench.decoder.memory.control, 8)
         return int(before - call(device._driver.cuMemGetInfo)[0])
 
     taken_by(20)

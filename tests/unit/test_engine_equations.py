@@ -53,6 +53,9 @@ FACTS: dict[str, int | float | str] = {
     "kv_bytes_per_token": 10,
     "gather_bytes_per_token": 7,
     "positions_asked": 6,
+    "batch": 1,
+    "steps_asked": 5,
+    "steps_given": 5,
     "kv_foreseen_bytes": 4096,
     "kv_foreseen_peak_bytes": 4096,
     "kv_foreseen_growths": 2,
@@ -119,6 +122,7 @@ def test_a_run_that_closes_breaks_none() -> None:
         ({"granted_bytes": 4096}, {"G1"}),
         ({"replays": 2}, {"C1"}),
         ({"fallbacks": 1}, {"C1"}),
+        ({"discarded_steps": 1}, {"D1", "P1"}),
     ],
 )
 def test_a_counter_that_is_off_breaks_its_equation(changes: dict[str, int], names: set[str]) -> None:
@@ -141,6 +145,8 @@ def test_a_counter_that_is_off_breaks_its_equation(changes: dict[str, int], name
         *(({name: 7}, {"W9"}) for name in CAUSES),
         ({"resident": 1}, {"W13", "W13l"}),
         ({"requested_bytes_per_step": 201}, {"W4"}),
+        ({"steps_asked": 6}, {"D1"}),
+        ({"steps_given": 4}, {"D1"}),
     ],
 )
 def test_a_fact_that_is_off_breaks_its_equation(changes: dict[str, int | str], names: set[str]) -> None:

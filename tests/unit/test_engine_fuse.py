@@ -15,7 +15,7 @@ from engine.counters import COUNTERS
 from engine.fuse import fuse
 from engine.onnx_load import load
 from engine.plan import Operand, Plan, Ref, Step
-from tests.unit.engine_rig import TINY_PROMPT, Bench, build_tiny, run
+from tests.unit.engine_rig import Bench, build_tiny, run
 
 STEPS = {"qwen2-int4-cuda": (29, 14), "phi3-int4-cuda": (27, 14), "qwen35moe-int4raw-cuda": (107, 45)}
 
@@ -67,47 +67,6 @@ def test_a_run_under_a_budget_counts_as_many_touches(tiny: Path) -> None:
     plain, fused = counted("plain"), counted("fused")
     assert [ids for ids, _ in plain[0]] == [ids for ids, _ in fused[0]]
     assert plain[1]["touches"] == fused[1]["touches"] and plain[1]["replays"] == fused[1]["replays"]
-
-
-def test_steps_asked_for_ahead_change_neither_ids_nor_what_is_counted(tiny: Path) -> None:
-    serial, ahead = Bench(tiny, rows=(len(TINY_PROMPT),)), Bench(tiny, rows=(len(TINY_PROMPT),))
-    ahead.device.queues = True
-    expected = [serial.prefill(TINY_PROMPT), *(serial.step() for _ in range(9))]
-    found = [ahead.prefill(TINY_PROMPT), *(ahead.decoder.step(further=n < 8)[0] for n in range(9))]
-    assert found == expected
-    assert ahead.decoder._cached[0].ids == serial.decoder._cached[0].ids
-    for one, other in ((serial.tally, ahead.tally), (serial.device.tally, ahead.device.tally)):
-        assert one.read() == other.read()
-    assert ahead.decoder._lengths == serial.decoder._lengths
-
-
-@pytest.mark.parametrize(
-    ("queues", "order"),
-    [
-        (True, ["replay", "fetch", "replay", "fetch", "fetched", "fetched"]),
-        (False, ["replay", "fetch", "fetched"] * 2),  # asked ahead, it would be done, and timed, in the step before
-    ],
-)
-def test_asking_ahead_is_one_replay_before_the_tokens_are_read(
-    tiny: Path, monkeypatch: pytest.MonkeyPatch, queues: bool, order: list[str]
-) -> None:
-    bench = Bench(tiny, rows=(len(TINY_PROMPT),))
-    bench.prefill(TINY_PROMPT)
-    bench.step()
-    bench.step()
-    monkeypatch.setattr(bench.device, "queues", queues)
-    seen: list[str] = []
-    for name in ("replay", "fetch", "fetched"):
-        verb = getattr(bench.device, name)
-
-        def told(*given: Any, verb: Any = verb, name: str = name) -> Any:
-            seen.append(name)
-            return verb(*given)
-
-        monkeypatch.setattr(bench.device, name, told)
-    bench.decoder.step(further=True)
-    bench.decoder.step()
-    assert seen == order
 
 
 # -- what is fused, by shape and use

@@ -288,7 +288,7 @@ def test_field_62_all_memory_released_and_mapped_again_under_an_old_graph(tiny: 
     for key in weights[1:] if forgotten == "a weight" else weights:
         device.copy_in(bench.key_address(key.name), key.weight.data)
     if forgotten == "a table":
-        name, address = next(iter(bench.decoder._constants.items()))
+        name, address = next(iter(bench.decoder.memory.constants.items()))
         device.poison(address, next(c.nbytes for c in bench.plan.constants if c.name == name))
     with broken_off():
         device.hazards.at(1)

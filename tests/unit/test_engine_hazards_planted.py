@@ -70,7 +70,7 @@ def decoded(
 
 def forget_states(bench: Bench) -> None:
     """A reset that leaves recurrent states as the last generation left them."""
-    fill, states = bench.device.fill, set(bench.decoder._states)
+    fill, states = bench.device.fill, set(bench.decoder.memory.states)
 
     def filled(address: int, nbytes: int, byte: int) -> None:
         if address not in states:
@@ -128,17 +128,17 @@ def test_a_warm_up_that_advances_state_shows_at_the_first_token_after_it(
 def ping_pong(bench: Bench) -> None:
     """States lie in one of two places, in turns; what was bound is bound anew, what was recorded is not."""
     decoder, device = bench.decoder, bench.device
-    sizes = [spread.total_bytes for spread in decoder._spreads]
+    sizes = [spread.total_bytes for spread in decoder.memory.spreads]
     others = [device.alloc(nbytes, "the other place") for nbytes in sizes]
     step = decoder.step
 
     def turned(**_: Any) -> Any:
         emitted = step()
         for i, nbytes in enumerate(sizes):
-            here = decoder._states[i]
+            here = decoder.memory.states[i]
             device.copy_within(others[i], here, nbytes)
             device.poison(here, nbytes)
-            decoder._states[i], others[i] = others[i], here
+            decoder.memory.states[i], others[i] = others[i], here
         decoder._launches.clear()
         return emitted
 
@@ -189,7 +189,7 @@ def test_a_ring_that_is_asked_to_hold_more_than_its_slots(tiny: Path, capture: b
 def bake_lengths(bench: Bench) -> None:
     """Attention is told its extent by the host when it is bound, as a kernel is whose launch depends on it."""
     decoder, device = bench.decoder, bench.device
-    place, bind = decoder._place, decoder._bind
+    place, bind = decoder.memory.place, decoder._bind
     baked: list[int] = []
 
     def placed(plan: Plan, operand: Operand, places: Any) -> Any:
@@ -204,7 +204,7 @@ def bake_lengths(bench: Bench) -> None:
         decoder._launches.clear()  # the extent is another one each time
         return bind(*arguments)
 
-    decoder._place, decoder._bind = placed, bound  # type: ignore[method-assign, assignment]
+    decoder.memory.place, decoder._bind = placed, bound  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("capture", [True, False])

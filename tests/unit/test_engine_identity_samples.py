@@ -93,10 +93,12 @@ def test_a_state_that_outlives_its_sequence_would_show(graph: Graph, prompt: lis
     for index, spec in enumerate(first.plan.states):
         bench = Bench(graph, rows=ROWS)
         traces(bench, prompt, CHUNKS[:1])
-        left = bench.device.copy_out(bench.decoder._states[index], spec.nbytes)
+        left = bench.device.copy_out(bench.decoder.memory.states[index], spec.nbytes)
         assert any(left), f"{spec.name} was never written"
         bench.decoder.reset()
-        assert not any(bench.device.copy_out(bench.decoder._states[index], spec.nbytes)), f"{spec.name} is not cleared"
-        bench.device.copy_in(bench.decoder._states[index], np.frombuffer(left, np.uint8).copy())
+        assert not any(bench.device.copy_out(bench.decoder.memory.states[index], spec.nbytes)), (
+            f"{spec.name} is not cleared"
+        )
+        bench.device.copy_in(bench.decoder.memory.states[index], np.frombuffer(left, np.uint8).copy())
         bench.decoder.prefill([prompt], PROMPT_TOKENS)
         assert bench.prompt_logits(PROMPT_TOKENS).tobytes() != resident[0][2], f"{spec.name} is not felt"

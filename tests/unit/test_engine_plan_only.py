@@ -154,7 +154,7 @@ def test_another_keys_bytes_are_not_that_key(tiny: Path) -> None:
 def test_the_cache_must_be_committed_as_far_as_it_is_read(tiny: Path) -> None:
     b = bench(tiny)
     b.prefill(TINY_PROMPT)
-    b.device.copy_in(b.decoder._control, np.asarray([100], np.int64))  # as if so many positions had been cached
+    b.device.copy_in(b.decoder.memory.control, np.asarray([100], np.int64))  # as if so many positions had been cached
     with pytest.raises(DeviceFailure, match=r"cache of .* unmapped"):
         b.step()
 

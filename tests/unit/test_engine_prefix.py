@@ -163,7 +163,7 @@ def test_dead_positions_are_poison(tiny: Path, layout: str) -> None:
     b.prefill(TINY_PROMPT)
     b.decoder.rewind(2)
     b.decoder._lengths[0] = 4
-    b.device.copy_in(b.decoder._control, np.asarray([4], np.int64))
+    b.device.copy_in(b.decoder.memory.control, np.asarray([4], np.int64))
     with pytest.raises(Exception, match="not finite"):
         b.step()
 
