@@ -112,7 +112,7 @@ class Decoder:
         for block in self.memory.control_blocks(self._all):
             self._device.copy_in(block, np.zeros(1, np.int64))
             self._device.copy_in(block + AHEAD_OFFSET, np.zeros(1, np.int32))
-        self.memory.clear_states()
+        self.memory.zero_states()
 
     def begin(self, prompts: Prompts, *, reuse: bool) -> list[int]:
         """Begin prompts, anew or from what each shares with its cached positions; how many of them each keeps."""

@@ -55,7 +55,7 @@ class DecoderMemory:
         """Where the control blocks of these sequences start."""
         return [self.control + sequence * self.blocks.stride for sequence in sequences]
 
-    def clear_states(self) -> None:
+    def zero_states(self) -> None:
         """States as a sequence begins with them."""
         for address, spread in zip(self.states, self.spreads, strict=True):
             self._device.fill(address, spread.total_bytes, 0)

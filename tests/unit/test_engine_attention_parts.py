@@ -26,6 +26,7 @@ from engine.fuse import fuse
 from engine.kernels.attention import LEAST, SHORT, room, split_of
 from engine.kernels.cuda import Geometry
 from engine.plan import Operand, Ref, Step
+from tests.unit.engine_cuda_host import run_on_host
 from tests.unit.engine_driver import Card, Driver
 from tests.unit.engine_plain import attend, turn
 from tests.unit.test_engine_cuda_forms import nvrtc, texts
@@ -166,6 +167,45 @@ def geometry_of(step: Step) -> Geometry:
     """How a step is launched."""
     [form] = kernels.get("gqa").forms
     return form.geometry({o.name: o.ref for o in step.operands}, step.params)
+
+
+@pytest.mark.parametrize(
+    ("form", "past", "heads_first"),
+    [*((form, 1100, False) for form in FORMS), ("35B", SHORT - 1, False), ("0.5B", 1100, True), ("int8", SHORT, True)],
+)
+def test_the_kernel_s_text_on_the_host_gives_float64_s_and_the_same_bits_spread(
+    form: str, past: int, heads_first: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Blocks and threads take turns in drawn orders: who is last to end decides nothing."""
+    how, rows, d = FORMS[form], 2, FORMS[form]["head_size"]
+    before = arrays_of(how, past, rows)
+    positions, kv_heads, _ = before["k_cache"].shape
+    strides = (d, positions * d) if heads_first else (kv_heads * d, d)
+
+    def laid(cache: NDArray[Any]) -> NDArray[Any]:
+        return np.ascontiguousarray(cache.transpose(1, 0, 2)) if heads_first else cache.copy()
+
+    def launched(arrays: Arrays, rows: int, *, parts: bool, seed: int) -> None:
+        step = step_of(how, rows, parts=parts)
+        of_caches = dict.fromkeys(("k_cache", "v_cache"), strides)
+        run_on_host(step, arrays, of_caches, tmp_path_factory.getbasetemp(), seed, tickets)
+        assert not tickets.any(), "as the next launch has to find them"
+
+    tickets = np.zeros(kv_heads, np.uint32)
+    together = {n: laid(x) if n.endswith("cache") else x.copy() for n, x in before.items()}
+    launched(together, rows, parts=False, seed=1)
+    apart, found = {n: laid(x) if n.endswith("cache") else x for n, x in before.items()}, []
+    for r in range(rows):
+        one = {n: x[:, r : r + 1].copy() if n in ("query", "key", "value", "y") else x for n, x in apart.items()}
+        one |= {"length": before["length"] + r}
+        one["parts"] = np.full(room(params_of(how)) or (1,), np.nan, np.float32)
+        launched(one, 1, parts=True, seed=2 + r)
+        found.append(one["y"])
+    assert np.concatenate(found, axis=1).tobytes() == together["y"].tobytes()
+    for name in ("k_cache", "v_cache"):
+        assert apart[name].tobytes() == together[name].tobytes()
+        together[name] = together[name].transpose(1, 0, 2) if heads_first else together[name]
+    np.testing.assert_allclose(together["y"], expected(how, before, together), rtol=1e-4, atol=2e-5)
 
 
 @settings(max_examples=300, deadline=None)
