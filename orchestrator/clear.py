@@ -74,14 +74,16 @@ def judge(
     ours: frozenset[int] = frozenset(),
     visible: frozenset[int] | None = None,
     simulated: bool = False,
+    own: int | None = None,
 ) -> ClearVerdict:
     """Judge one snapshot.
 
     `ours`: PIDs of the run itself, which may stand on the card during it and not before or after. `visible`: the host's
-    process table as we see it; a listed PID outside it tells of a container whose PIDs are hidden.
+    process table as we see it; a listed PID outside it tells of a container whose PIDs are hidden. `own`: the PID of
+    who asks, which must never stand on a card.
     """
     unknown = _unknown(snapshot, moment)
-    unfit, foreign = _unfit(snapshot, policy), _foreign(snapshot, policy, moment, ours, visible)
+    unfit, foreign = _unfit(snapshot, policy), _foreign(snapshot, policy, moment, ours, visible, own)
     contended = [*unfit, *foreign]
     throttled = _throttled(snapshot, policy)
     grade: Grade = "scripted" if simulated else _grade(snapshot, policy, visible)
@@ -160,10 +162,11 @@ def _foreign(
     moment: Moment,
     ours: frozenset[int],
     visible: frozenset[int] | None,
+    own: int | None,
 ) -> list[str]:
     """Somebody else's work: listed processes, memory without an owner, utilisation without an owner."""
     listed = snapshot.processes or ()
-    out = [_process_words(p, moment, visible) for p in listed if p.pid not in ours or moment != "during"]
+    out = [_process_words(p, moment, visible, own) for p in listed if p.pid not in ours or moment != "during"]
     if moment == "during":
         return out
     used = snapshot.used_bytes
@@ -178,7 +181,9 @@ def _foreign(
     return out
 
 
-def _process_words(process: CardProcess, moment: Moment, visible: frozenset[int] | None) -> str:
+def _process_words(process: CardProcess, moment: Moment, visible: frozenset[int] | None, own: int | None) -> str:
+    if process.pid == own:
+        return f"process {own} is this worker itself: something in it has made a CUDA context, which no probe may"
     used = "unknown memory" if process.used_bytes is None else f"{process.used_bytes} bytes"
     where = " (not in this process table: a host PID seen from a container)" if _hidden(process, visible) else ""
     kind = " through MPS" if process.kind == "mps" else ""

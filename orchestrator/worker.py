@@ -227,7 +227,8 @@ class GpuWorker:
 
     def _judge(self, snapshot: CardSnapshot, moment: Moment) -> ClearVerdict:
         visible = visible_pids(tuple(p.pid for p in snapshot.processes or ()))
-        return judge(snapshot, self.settings.policy, moment, visible=visible, simulated=self.card.simulated)
+        simulated, own = self.card.simulated, os.getpid()
+        return judge(snapshot, self.settings.policy, moment, visible=visible, simulated=simulated, own=own)
 
 
 def utc_now() -> str:

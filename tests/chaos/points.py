@@ -22,7 +22,7 @@ class Point:
     """`call`: MODULE:FUNCTION of the product, before or after which it happens; empty where a test does it itself.
 
     `costs`: how the attempt ends that is spent on it; empty where none is. `meanwhile`: another scheduler takes over
-    while this one stands still. `only`: the kind of store that it can happen with. `sampled`: in `make test` too.
+    while this one stands still. `only`: the kind of store that it can happen with.
     """
 
     name: str
@@ -34,7 +34,6 @@ class Point:
     costs: str = ""
     meanwhile: bool = False
     only: str = ""
-    sampled: bool = False
 
     def __str__(self) -> str:
         return f"{self.process}-{self.name}-{self.fault}".replace(" ", "-").replace("'", "")
@@ -46,7 +45,7 @@ DISPATCHER = (
     Point("in the claim's transaction", "dispatcher", "kill", "jobs.store.leases:_claim", "after"),
     Point("in the claim's transaction", "store", "drop", "jobs.store.leases:_claim", "after", only="postgresql"),
     Point("after the claim", "dispatcher", "kill", STORE + "claim_block", "after"),
-    Point("after the claim", "dispatcher", "stop", STORE + "claim_block", "after", meanwhile=True, sampled=True),
+    Point("after the claim", "dispatcher", "stop", STORE + "claim_block", "after", meanwhile=True),
     Point("in the attempt's transaction", "dispatcher", "kill", "jobs.store.claims:start_attempt", "after"),
     Point("in the attempt's transaction", "store", "drop", "jobs.store.claims:start_attempt", "after",
           only="postgresql"),
@@ -62,7 +61,7 @@ DISPATCHER = (
     Point("before the spool", "dispatcher", "full", "orchestrator.outcome:Spool.put"),
     Point("while spooling", "dispatcher", "kill", "orchestrator.outcome:RunOutcome.canonical", costs="lost"),
     Point("while spooling", "dispatcher", "full", "orchestrator.outcome:RunOutcome.canonical"),
-    Point("after the spool", "dispatcher", "kill", "orchestrator.outcome:Spool.put", "after", sampled=True),
+    Point("after the spool", "dispatcher", "kill", "orchestrator.outcome:Spool.put", "after"),
     Point("after the spool", "dispatcher", "stop", "orchestrator.outcome:Spool.put", "after",
           costs="lost", meanwhile=True),
     Point("before the store write", "dispatcher", "kill", STORE + "write_record"),
@@ -70,7 +69,7 @@ DISPATCHER = (
     Point("in the store write's transaction", "dispatcher", "kill", "jobs.store.records:_write_parts", "after"),
     Point("in the store write's transaction", "dispatcher", "stop", "jobs.store.records:_write_parts", "after"),
     Point("in the store write's transaction", "store", "full", "jobs.store.records:_write_parts",
-          "after", sampled=True),
+          "after"),
     Point("in the store write's transaction", "store", "drop", "jobs.store.records:_write_parts",
           "after", only="postgresql"),
     Point("after the store write", "dispatcher", "kill", STORE + "write_record", "after"),
@@ -94,7 +93,7 @@ CHILD = (
     Point("first tokens", "child", "stop"),
     Point("first tokens", "child", "hang", costs="failed"),
     Point("result", "child", "kill", costs="failed"),
-    Point("result", "child", "hang", costs="failed", sampled=True),
+    Point("result", "child", "hang", costs="failed"),
 )
 """In an engine, before it says anything, after it has told its first tokens, after it has told its result."""
 

@@ -48,7 +48,8 @@ def test_simulated_uuids_are_stable_and_name_the_card() -> None:
 
 class FakeError(Exception):
     def __init__(self, value: int) -> None:
-        super().__init__({3: "Not Supported", 999: "Unknown Error"}[value])
+        told = {3: "Not Supported", 18: "RM has detected an NVML/RM version mismatch.", 999: "Unknown Error"}
+        super().__init__(told[value])
         self.value = value
 
 
@@ -159,6 +160,43 @@ def test_a_hanging_call_costs_one_deadline_and_makes_the_rest_unknown(monkeypatc
     assert snapshot.utilisation_percent is None
     assert "has not come back" in dict(snapshot.errors)["power_mw"]
     release.set()
+
+
+def test_field_15_a_driver_upgraded_under_its_jobs_is_said_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def upgraded() -> None:
+        raise FakeError(18)
+
+    with pytest.raises(ProbeError, match=r"NVML/RM version mismatch.*driver installed and matching"):
+        probe_on(monkeypatch, nvmlInit=upgraded)
+
+
+PROBES = """
+import importlib, pkgutil, sys, time
+import orchestrator
+for found in pkgutil.walk_packages(orchestrator.__path__, "orchestrator."):
+    importlib.import_module(found.name)
+from tests.unit.test_orchestrator_cards import fake_nvml
+sys.modules["pynvml"] = fake_nvml(nvmlDeviceGetComputeRunningProcesses_v3=lambda _h: [])
+from orchestrator.clear import ClearPolicy
+from orchestrator.nvml import NvmlProbe
+from orchestrator.watch import CardWatch, WatchBook
+probe = NvmlProbe()
+(card,) = probe.cards()
+book = WatchBook(ClearPolicy(), simulated=False)
+watch = CardWatch(probe, card.uuid, book, time.monotonic, tell=lambda _pids: (frozenset(), None))
+watch.start()
+time.sleep(0.5)
+assert watch.stop().samples
+mapped = open("/proc/self/maps").read()
+loaded = {name.split(".")[0] for name in sys.modules} & {"cuda", "cupy", "cupyx", "torch"}
+print(*loaded, *["libcuda"] * ("libcuda" in mapped))
+"""
+
+
+def test_field_10_looking_at_cards_loads_nothing_of_cuda(checkout: Path) -> None:
+    """Driver and worker import all of the orchestrator, list cards and watch one: NVML alone, and no context."""
+    done = subprocess.run([sys.executable, "-c", PROBES], cwd=checkout, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
 
 
 def test_no_driver_is_a_probe_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:

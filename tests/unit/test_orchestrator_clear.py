@@ -47,6 +47,16 @@ def test_field_11_only_an_mps_server_is_not_clear() -> None:
     assert "MPS" in verdict.reasons[0]
 
 
+def test_field_10_a_worker_with_a_context_of_its_own_is_named_as_what_it_is() -> None:
+    """Probing goes through NVML alone; should somebody call CUDA in a worker, it says so and measures nothing."""
+    listed = replace(IDLE, processes=(CardProcess(2, 500 << 20),))
+    verdict = judge(listed, POLICY, "before", visible=frozenset({1, 2}), own=2)
+    assert not verdict.clear
+    assert verdict.reasons == (
+        "process 2 is this worker itself: something in it has made a CUDA context, which no probe may",
+    )
+
+
 @pytest.mark.parametrize(
     "field",
     [
