@@ -128,8 +128,16 @@ def _by_card(arm: MeasuredArm, scope: Collection[str]) -> dict[Card, ArmStreams]
     keys = [key for key, named in (("uuid", "card"), ("driver", "driver")) if named in scope]
     groups: dict[Card, list[RunRecord]] = {}
     for run in arm.runs:
-        groups.setdefault(tuple(str(run.record.device.get(key, "")) for key in keys), []).append(run.record)
+        groups.setdefault(tuple(_fact(run.record, key) for key in keys), []).append(run.record)
     return {card: streams_of(arm.name, groups[card]) for card in sorted(groups)}
+
+
+def _fact(record: RunRecord, key: str) -> str:
+    """A fact of the card as the engine says it; the driver also as the certificate does, where the engine does not."""
+    told = record.device.get(key)
+    if told is None and key == "driver" and record.certificate is not None:
+        return record.certificate.driver
+    return "" if told is None else str(told)
 
 
 def _witnesses(plan: CellPlan, arm: MeasuredArm) -> tuple[WitnessRow, ...]:

@@ -88,6 +88,7 @@ def pair_mismatches(
     """What differs between two arms' runs and is not declared in `varies`.
 
     Where the contract's `scope` leaves the driver out, blocks may differ in it, and the runs of one block may not.
+    Where the program varies, each arm says what its engine has: what one does not know at all is not compared.
     """
     run_ids = tuple(run.run_id for run in (*base_runs, *other_runs))
 
@@ -97,23 +98,29 @@ def pair_mismatches(
     found = [
         refuse(f"{name} is {_words(mine)} in {base.name} and {_words(theirs)} in {other.name}", _declare(name))
         for name, mine, theirs in _config_differences(base_runs, other_runs)
-        if name not in varies
+        if name not in varies and not _is_unsaid(mine, theirs, varies)
     ]
     for key in DEVICE_KEYS:
         if (key == "granule_bytes" and "granule" in varies) or (key == "driver" and "driver" not in scope):
             continue
         mine, theirs = _device_values(base_runs, key), _device_values(other_runs, key)
-        if mine != theirs or len(mine) > 1:
+        if (mine != theirs or len(mine) > 1) and not _is_unsaid(mine, theirs, varies):
             message = f"card's {key} is {_words(mine)} in {base.name} and {_words(theirs)} in {other.name}"
             found.append(refuse(message, "runs must share one kind of card and one driver; rerun the cell"))
     for key, word in (("uuid", "card"), ("driver", "driver")):
         for block, values in _by_block((*base_runs, *other_runs), key).items():
-            if len(values) > 1 and (key == "uuid" or "driver" not in scope):
+            told = values - {ABSENT} if "program" in varies else values
+            if len(told) > 1 and (key == "uuid" or "driver" not in scope):
                 message = f"block {block} ran on {len(values)} {word}s: {', '.join(sorted(values))}"
                 found.append(refuse(message, f"base and head must share one {word}; rerun the block"))
     if base.env != other.env and not _env_declared(base.env, other.env, varies):
         found.append(refuse(f"environments of {base.name} and {other.name} differ", _declare("env")))
     return found
+
+
+def _is_unsaid(mine: frozenset[str], theirs: frozenset[str], varies: Sequence[str]) -> bool:
+    """Whether two engines are compared of which one does not say a thing in any run."""
+    return "program" in varies and (len(mine) == len(theirs) == 1) and ABSENT in mine | theirs
 
 
 def _config_differences(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from engine.zoo.tiny import build_tiny
+from jobs.provenance import own_root
 from orchestrator.conclude import Concluded
 from orchestrator.selftest.stage import Stage
 
@@ -48,6 +51,33 @@ def test_a_shell_harness_of_ten_lines_is_compared(repository: Path, tmp_path: Pa
     assert (verdict.outcome, verdict.exit_code) == ("PASS", 0), [f.message for f in verdict.findings]
     assert [row.klass for row in verdict.cells[0].identity if row.what == "pair"] == ["IDENTICAL"]
     assert verdict.cells[0].arms[0].stop_reasons == {"length": 6}
+
+
+MIXED = """\
+sweep: two-engines
+models: {{tiny: {{path: tiny}}}}
+prompts: {{p: {{ids: [1, 17, 42, 99]}}}}
+arms:
+  base: {{source: "path:{ours}"}}
+  head: {{source: "path:theirs", adapter: command, command: "./bench.sh", counters: []}}
+varies: [program]
+run: {{tokens: 8, generations: 2, warmups: 1, ignore_eos: true}}
+gate: {{exact: off}}
+"""
+
+
+@pytest.mark.parametrize(("shift", "outcome", "code"), [(0, "PASS", 0), (1, "VIOLATION", 1)])
+def test_an_engine_of_theirs_stands_beside_ours(
+    repository: Path, tmp_path: Path, shift: int, outcome: str, code: int
+) -> None:
+    """On the same model: it gives what the model is known to give, or another id at one place."""
+    folder = build_tiny(7, tmp_path / "tiny").folder
+    known = json.loads((folder / "zoo.json").read_text())["facts"]["greedy_ids"]
+    ids = [*known[:7], known[7] + shift]
+    (repository / "my-engine").write_text(f"#!/bin/sh\necho {','.join(map(str, ids))}\n")
+    (tmp_path / "mixed.yaml").write_text(MIXED.format(ours=own_root()))
+    verdict = Stage(tmp_path / "stage", os.environ).play("mixed", tmp_path / "mixed.yaml").verdict
+    assert (verdict.outcome, verdict.exit_code) == (outcome, code), [f.message for f in verdict.findings]
 
 
 def test_a_changed_engine_is_found_by_its_tokens(repository: Path, tmp_path: Path) -> None:
