@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jobs.checks import invalid_figures
 from jobs.judge import judge
 from jobs.model import (
     Certificate,
@@ -17,6 +18,7 @@ from jobs.model import (
     JudgeInput,
     Missing,
     RunFact,
+    RunRecord,
     RunSettings,
 )
 from jobs.verdict import Verdict
@@ -220,6 +222,22 @@ def test_a_difference_in_a_warm_up_is_a_violation_too(documents: Any) -> None:
     head = documents.stable_arm(ids=lambda _r, gen: wrong if gen == 0 else documents.IDS)
     verdict = verdict_of(documents.sweep(head=head, cell={"settings": settings}))
     assert only(verdict) == ("VIOLATION", 1)
+
+
+@pytest.mark.parametrize(
+    ("generation", "says"),
+    [
+        ({"step_ns": (5, 0)}, "a step took 0 ns"),
+        ({"step_ns": (5,)}, "1 steps were timed, and 3 ids take 2"),
+        ({"gaps": (0.5, 0.5)}, "2 top-2 gaps of 3 ids"),
+        ({"gaps": (0.5, -0.1, 0.5)}, "the least -0.1"),
+    ],
+)
+def test_times_and_gaps_that_ids_cannot_have_break_the_record(generation: dict[str, Any], says: str) -> None:
+    fields = {"index": 0, "warmup": False, "ids": (1, 2, 3), "stop_reason": "length", **generation}
+    row = Generation.model_validate(fields)
+    record = RunRecord(run_id="r", attempt_id="a", attempt_number=1, exit_code=0, generations=(row,))
+    assert [says in fault for fault in invalid_figures(record)] == [True]
 
 
 @pytest.mark.parametrize("gap", [math.nan, math.inf, -math.inf])

@@ -170,3 +170,38 @@ def test_an_impossible_record_is_refused_by_the_verdict_with_both_figures(docume
     assert {"base": "30.1 GB/s", "head": "17.4 GB/s"}[arm] + ", over PCIe 3 x16, which carries 15.8 GB/s" in (
         finding.message
     )
+
+
+@pytest.mark.parametrize(
+    ("counters", "says"),
+    [
+        ({"page_ins": 4, "htod_bytes": 3}, "htod_bytes is 3 and page_ins is 4: each carries a byte at least"),
+        ({"page_ins": 0, "htod_bytes": 3}, "htod_bytes is 3 and page_ins is 0"),
+        ({"hits": 0, "hit_bytes": 1}, "hit_bytes is 1 and hits is 0"),
+        ({"captures": 1, "segments": 0}, "the step has no captured segment"),
+        ({"replays": 1, "segments": 0}, "the step has no captured segment"),
+        ({"captures": 1, "graph_nodes": 0, "invalidations": 0}, "none has a node"),
+        ({"captures": 2, "replays": 9, "decode_steps": 10}, "of 10 one-token steps"),
+        ({"replays": 1, "kernel_runs": 9, "eager_launches": 9}, "all 9 kernels ran outside a graph"),
+    ],
+)
+def test_events_and_bytes_that_do_not_go_together_cannot_be(counters: dict[str, int], says: str) -> None:
+    [fault] = impossible(record(0, 1.0, counters=counters))
+    assert says in fault
+
+
+@pytest.mark.parametrize(
+    "counters",
+    [
+        {"page_ins": 4, "htod_bytes": 4},
+        {"page_ins": 4},
+        {"kv_growths": 3, "kv_growth_dtod_bytes": 0},
+        {"captures": 0, "replays": 0, "segments": 0, "graph_nodes": 0},
+        {"captures": 1, "graph_nodes": 0, "invalidations": 1},
+        {"captures": 1, "graph_nodes": 0},
+        {"captures": 2, "replays": 8, "decode_steps": 10, "segments": 1},
+        {"captures": 1, "replays": 0, "kernel_runs": 9, "eager_launches": 9},
+    ],
+)
+def test_events_and_bytes_that_may_be_accuse_nobody(counters: dict[str, int]) -> None:
+    assert impossible(record(0, 1.0, counters=counters)) == []
