@@ -35,6 +35,7 @@ from jobs.store.connect import parse_url
 from jobs.tables import certificate, key_bytes, sample, seam, token_stream, value
 from jobs.verdict import Verdict
 from tests.unit.conftest import IDS, Documents
+from tests.unit.store_sweeps import measured_sweep
 
 CELLS, TOKENS, AT_ONCE = 10_000, 16, 100
 PARTS = (token_stream, sample, seam, key_bytes, certificate, value)
@@ -174,18 +175,12 @@ def fill(url: str, cells: int) -> None:
     plan = doc.cells[0].plan
     named = tuple(plan.model_copy(update={"cell": f"cell{number:05}"}) for number in range(cells))
     manifest = doc.manifest.model_copy(update={"cells": named})
+    first = doc.cells[0].model_copy(update={"plan": named[0]})
     with Store.open(url, lambda: datetime.now(UTC)) as store:
-        sweep_id = store.submit(manifest, "h" * 64, "0")
-        claim = store.claim_block(sweep_id, "w", 60.0, card="SIM-0", card_name="sim-h200", canary=True)
-        assert claim is not None
-        for ticket, run in zip(claim.runs, doc.cells[0].runs, strict=True):
-            assert run.record is not None and ticket.arm == run.arm
-            attempt = store.start_attempt(ticket.run_id, claim.fence, "w", "SIM-0")
-            own = {"run_id": ticket.run_id, "attempt_id": attempt.attempt_id}
-            store.write_record(attempt.attempt_id, claim.fence, run.record.model_copy(update=own), "measured", "")
-        store.release_block(claim.block_id, claim.fence)
+        sweep_id = measured_sweep(store, doc.model_copy(update={"manifest": manifest, "cells": (first,)}))
+        [block_id] = {run.block_id for run in store.judge_input(sweep_id).cells[0].runs}
     engine = create_engine(parse_url(url))
-    for statement in copies(engine, claim.block_id):
+    for statement in copies(engine, block_id):
         with engine.begin() as connection:
             connection.execute(text(statement))
     engine.dispose()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -110,10 +110,15 @@ def stored_verdict(store: Store, sweep_id: str, given: Settings) -> Verdict:
 def show_verdict(sweep_id: str, verdict: Verdict, as_json: bool) -> None:
     """Print a verdict in one line, or as JSON."""
     if as_json:
-        say_json({"sweep": sweep_id, "outcome": verdict.outcome, "exit_code": verdict.exit_code,
-                  "headline": verdict.headline, "next_step": verdict.next_step})  # fmt: skip
+        say_json(summary(sweep_id, verdict))
     else:
         say(f"{verdict.outcome} (exit {verdict.exit_code}): {shown(verdict.headline)}")
+
+
+def summary(sweep_id: str, verdict: Verdict) -> dict[str, Any]:
+    """A verdict in a few words."""
+    return {"sweep": sweep_id, "outcome": verdict.outcome, "exit_code": verdict.exit_code,
+            "headline": verdict.headline, "next_step": verdict.next_step}  # fmt: skip
 
 
 def _show_all(store: Store, as_json: bool) -> None:

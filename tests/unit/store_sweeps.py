@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from jobs.model import ArmPlan, CellPlan, Limits, Manifest, RunFact, RunRecord, RunSettings
+from jobs.model import ArmPlan, CellPlan, JudgeInput, Limits, Manifest, RunFact, RunRecord, RunSettings
 from jobs.store import AttemptRef, BlockClaim, Store
 
 LEASE_S = 60.0
@@ -99,3 +99,22 @@ def run_facts(store: Store, sweep_id: str) -> list[RunFact]:
 def run_fact(store: Store, sweep_id: str, run_id: str) -> RunFact:
     """One run of a sweep."""
     return next(run for run in run_facts(store, sweep_id) if run.run_id == run_id)
+
+
+def measured_sweep(store: Store, doc: JudgeInput) -> str:
+    """A sweep of a document's manifest in a store, with the document's records written as a worker's are; its id.
+
+    Blocks of cells that the document holds no rows of stay as they are.
+    """
+    sweep_id = store.submit(doc.manifest, "h" * 64, "0.1.0")
+    records = {(cell.plan.cell, run.block, run.position): run for cell in doc.cells for run in cell.runs}
+    for _ in {(cell, block) for cell, block, _ in records}:
+        claim = claimed(store, sweep_id, card="SIM-0")
+        for ticket in claim.runs:
+            run = records[claim.cell, claim.number, ticket.position]
+            assert run.record is not None and run.arm == ticket.arm
+            attempt = store.start_attempt(ticket.run_id, claim.fence, "w", "SIM-0")
+            own = {"run_id": ticket.run_id, "attempt_id": attempt.attempt_id, "attempt_number": attempt.number}
+            store.write_record(attempt.attempt_id, claim.fence, run.record.model_copy(update=own))
+        store.release_block(claim.block_id, claim.fence)
+    return sweep_id

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jobs.docket import Docket
 from jobs.judge import input_digest, judge, normalise
-from jobs.model import CellInput, Gate, JudgeInput, Manifest, RunFact
+from jobs.model import AttemptFact, CellInput, Gate, JudgeInput, Manifest, RunFact
 from jobs.outcomes import EXIT_WHEN_BLOCKING, exit_for, fold, leading, worst_first
 from jobs.verdict import Outcome, Verdict
 from jobs.wording import REMEDY
@@ -74,6 +74,35 @@ def _inner(run: RunFact, random: Random) -> RunFact:
     generations = list(run.record.generations)
     random.shuffle(generations)
     return run.model_copy(update={"record": run.record.model_copy(update={"generations": tuple(generations)})})
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_the_order_of_keys_and_of_attempts_changes_nothing(documents: Any, seed: int) -> None:
+    """Stores give objects back in an order of their own, and rows of attempts as they come."""
+    random = Random(seed)
+    doc = two_cells(documents)
+    lost = AttemptFact(attempt_id="att_0", number=0, state="lost", reason="the worker went away")
+    doc = documents.replace_runs(doc, lambda run: run.model_copy(update={"attempts": (lost, *run.attempts)}))
+    mixed = documents.replace_runs(
+        JudgeInput.model_validate(_reordered(doc.model_dump(), random)),
+        lambda run: run.model_copy(update={"attempts": tuple(random.sample(run.attempts, k=2))}),
+    )
+    assert verdict_of(mixed).canonical() == verdict_of(doc).canonical()
+
+
+def _reordered(value: Any, random: Random) -> Any:
+    if isinstance(value, dict):
+        return {key: _reordered(value[key], random) for key in random.sample(list(value), k=len(value))}
+    return tuple(_reordered(one, random) for one in value) if isinstance(value, tuple) else value
+
+
+def test_judging_leaves_its_input_as_it_was(documents: Any) -> None:
+    doc = two_cells(documents)
+    before = doc.canonical()
+    first = verdict_of(doc)
+    assert doc.canonical() == before
+    assert verdict_of(doc).canonical() == first.canonical() and verdict_of(normalise(doc)) == first
 
 
 def test_judging_twice_and_from_json_gives_one_verdict(documents: Any) -> None:
