@@ -23,6 +23,9 @@ GATE_OFF = "not judged: the exact gate is off"
 THROTTLED = Missing(missing="the card was throttled")
 """What stands in the place of a time that was taken on a slowed card."""
 
+AGAIN = Missing(missing="base again, behind the balanced order of its block")
+"""What stands in the place of a time of a run that was made to see whether base repeats itself."""
+
 ABSOLUTE_FLOOR_MS = 0.001
 """A time difference below a microsecond is no change that anybody should act on."""
 
@@ -137,10 +140,25 @@ def differing(base: MeasuredArm, null: MeasuredArm) -> dict[str, tuple[Reading, 
 
 @dataclass(frozen=True, slots=True)
 class TimePlan:
-    """What was planned before anything was measured: a cell's blocks, and how many time rows the sweep compares."""
+    """What was planned before anything was measured: a cell's blocks, and how many time rows the sweep compares.
+
+    `fresh`: blocks that are run behind the others, to decide, where those moved; `awaits`: none of them has been.
+    """
 
     blocks: int
     rows: int = 1
+    fresh: int = 0
+    awaits: bool = False
+
+    @property
+    def screening(self) -> range:
+        """Numbers of the blocks that screen."""
+        return range(self.blocks if self.fresh else stats.screening_blocks(self.blocks))
+
+    @property
+    def deciding(self) -> range:
+        """Numbers of the blocks that decide."""
+        return range(len(self.screening), self.blocks + self.fresh)
 
 
 def time_rows(
@@ -212,15 +230,15 @@ def _time_row(
     name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, plan: TimePlan, standing: Standing
 ) -> TimeRow:
     metric = METRICS[name]
-    first = stats.screening_blocks(plan.blocks)
     evidence = stats.TimeEvidence(
-        block_times(name, base, head, range(first)),
-        block_times(name, base, head, range(first, plan.blocks)),
-        block_times(name, base, null, range(first, plan.blocks)) if null else None,
+        block_times(name, base, head, plan.screening),
+        block_times(name, base, head, plan.deciding),
+        block_times(name, base, null, plan.deciding) if null else None,
         plan.rows,
         floor_of(metric.unit, base.value(name)),
     )
-    decision = stats.decide(evidence, lower_is_better=metric.direction == "lower")
+    decides = stats.screen if plan.awaits else stats.decide
+    decision = decides(evidence, lower_is_better=metric.direction == "lower")
     klass, why, pair, control = decision.klass, decision.why, decision.pair, decision.null
     gain = klass == "BETTER"
     if klass == "NOT_MEASURED":

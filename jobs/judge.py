@@ -15,24 +15,32 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from jobs import collector, declared, goldens, losses, outcomes, over_batches, stats, waivers, wording
+from jobs import collector, declared, goldens, losses, more_runs, outcomes, over_batches, stats, waivers, wording
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.judge_pair import rows_of_time
 from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
+from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.noise import Calibration
 from jobs.verdict import Finding, Outcome, Verdict
 
+Asked = FollowUp | BaseAgain | FreshBlocks
+"""What the judge may ask before it answers."""
+
 Piece = TypeVar("Piece", CellPlan, RunFact)
 
 
-def judge(doc: JudgeInput) -> Verdict | tuple[FollowUp, ...]:
-    """The verdict on a sweep, or what must be asked first: over all, `limits.follow_ups` questions at most."""
+def judge(doc: JudgeInput, *, runs_more: bool = True) -> Verdict | tuple[Asked, ...]:
+    """The verdict on a sweep, or what must be asked first: over all, `limits.follow_ups` questions at most.
+
+    `runs_more`: whether there is anybody who could make further runs; if not, none are asked for.
+    """
     with collector.paused():
         doc = normalise(doc)
-        room = max(0, doc.manifest.limits.follow_ups - len(doc.adjudications))
-        judged = _judged(doc, room)
+        more = sum(len(tuple(more_runs.given(cell.plan, cell.runs))) for cell in doc.cells)
+        room = max(0, doc.manifest.limits.follow_ups - len(doc.adjudications) - more)
+        judged = _judged(doc, room, runs_more=runs_more)
         asked = tuple(dict.fromkeys(question for cell in judged for question in cell.open_questions))
         return asked[:room] or _verdict(doc, judged)
 
@@ -40,13 +48,13 @@ def judge(doc: JudgeInput) -> Verdict | tuple[FollowUp, ...]:
 def concluded(doc: JudgeInput, why: str) -> Verdict:
     """The verdict although questions may be open: `why` nobody answers them. It is on the document as given."""
     digest = input_digest(normalise(doc))
-    while isinstance(answer := judge(doc), tuple):
-        unanswered = (Adjudication(asked=question, failure=why) for question in answer)
+    while isinstance(answer := judge(doc, runs_more=False), tuple):
+        unanswered = (Adjudication(asked=one, failure=why) for one in answer if isinstance(one, FollowUp))
         doc = doc.model_copy(update={"adjudications": (*doc.adjudications, *unanswered)})
     return answer.model_copy(update={"input_digest": digest})
 
 
-def _judged(doc: JudgeInput, room: int) -> list[JudgedCell]:
+def _judged(doc: JudgeInput, room: int, *, runs_more: bool) -> list[JudgedCell]:
     given = {cell.plan.cell: cell for cell in doc.cells}
     rows = rows_of_time(doc.manifest)
     in_force = doc.manifest.reviewed.in_force(waivers.day_of(doc.stamp))
@@ -68,6 +76,7 @@ def _judged(doc: JudgeInput, room: int) -> list[JudgedCell]:
                 answers,
                 room=room,
                 time_rows=rows,
+                runs_more=runs_more,
                 smaller=beside,
                 waivers=in_force,
                 golden=blessed.get(plan.cell),

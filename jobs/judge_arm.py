@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs import checks, expressions
-from jobs.compare import THROTTLED, MeasuredArm, MeasuredRun, measured_arm
+from jobs.compare import AGAIN, THROTTLED, MeasuredArm, MeasuredRun, measured_arm
 from jobs.identity import ArmStreams, streams_of
 from jobs.metrics import CLOCKED, is_finite, readings, same_work
 from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Missing, Reading, RunFact, RunRecord
+from jobs.more_runs import is_again
 from jobs.natural import natural
 from jobs.order import RUNS_PER_REPEAT
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
@@ -64,8 +65,9 @@ def weigh(plan: CellPlan, arm: ArmPlan, runs: Sequence[RunFact], scope: Collecti
             assert run.record is not None, run.run_id
             before = counted[-1] if counted and same_work(counted[-1].record, run.record) else None
             values = readings(run.record, plan.settings.decode_skip, before.readings if before else None)
-            if end.word == "throttled":
-                values = {name: THROTTLED if name in CLOCKED else value for name, value in values.items()}
+            if end.word == "throttled" or is_again(plan, run):
+                no_time = THROTTLED if end.word == "throttled" else AGAIN
+                values = {name: no_time if name in CLOCKED else value for name, value in values.items()}
             counted.append(MeasuredRun(run.run_id, run.block, run.record, values, repeats=before is not None))
     expected = max(plan.blocks * plan.repeats * RUNS_PER_REPEAT, len(runs))
     measured = measured_arm(arm.name, counted)

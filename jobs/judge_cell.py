@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jobs import compare, gates, goldens, judge_pair, judge_runs, losses, outcomes
+from jobs import compare, gates, goldens, judge_pair, judge_runs, lock_margin, losses, more_runs, outcomes, stats
 from jobs.calibration import with_noise
 from jobs.docket import Docket
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence, set_aside, view, weigh
-from jobs.model import CellInput, CellPlan, Manifest, RunFact
+from jobs.metrics import METRICS
+from jobs.model import CellInput, CellPlan, Manifest, RunFact, RunRecord
+from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.noise import Calibration
 from jobs.over_batches import find_over_batches
@@ -25,14 +27,14 @@ DIFFERS = frozenset({"VIOLATION", "SHORT", "LONG", "UNADJUDICATED", "NONDETERMIN
 class JudgedCell:
     """A cell's verdict with what the sweep's verdict collects from it. `compared`: base and head met token by token.
 
-    `open_questions`: what an oracle could still say.
+    `open_questions`: what an oracle could still say, or which runs must be made first.
     """
 
     verdict: CellVerdict
     findings: tuple[Finding, ...]
     set_aside: tuple[SetAside, ...]
     compared: bool
-    open_questions: tuple[FollowUp, ...]
+    open_questions: tuple[FollowUp | BaseAgain | FreshBlocks, ...]
 
 
 def judge_cell(
@@ -43,6 +45,7 @@ def judge_cell(
     *,
     room: int,
     time_rows: int,
+    runs_more: bool = False,
     smaller: CellInput | None = None,
     waivers: Sequence[Waiver] = (),
     golden: Golden | None = None,
@@ -50,11 +53,12 @@ def judge_cell(
 ) -> JudgedCell:
     """Judge one cell of the manifest; `runs` in block order, without duplicates; `answers` of the oracle about it.
 
-    `room`: how many questions the sweep may still ask. `time_rows`: how many rows of time it compares in all.
-    `smaller`: the cell of a smaller batch whose tokens this one's must be, without duplicates. `waivers`: those in
-    force. `golden`: the cell's blessed ids. `noise`: what is known of its times' noise.
+    `room`: how many questions the sweep may still ask; `runs_more`: further runs among them. `time_rows`: how many rows
+    of time it compares in all. `smaller`: the cell of a smaller batch whose tokens this one's must be, without
+    duplicates. `waivers`: those in force. `golden`: the cell's blessed ids. `noise`: what is known
+    of its times' noise.
     """
-    inquiry = Inquiry(plan, manifest.identity, answers, room)
+    inquiry = Inquiry(plan, manifest.identity, answers, room, runs_more=runs_more)
     docket = Docket(plan.cell, manifest.gate, waivers)
     judged = _Cell(manifest, plan, runs, inquiry, docket, time_rows, smaller, golden).judge()
     return replace(judged, verdict=with_noise(judged.verdict, noise)) if noise else judged
@@ -79,7 +83,9 @@ class _Cell:
         self.contract = manifest.identity.for_cell(plan.prompt, plan.settings.tokens)
         self.docket = docket
         self.inquiry = inquiry
-        self.time_plan = compare.TimePlan(plan.blocks, time_rows)
+        self.given = frozenset(more_runs.given(plan, runs))
+        awaits = plan.fresh_blocks > 0 and "blocks" not in self.given
+        self.time_plan = compare.TimePlan(plan.blocks, time_rows, plan.fresh_blocks, awaits)
         self.smaller = smaller
         self.golden = golden
         self.arms = self._weighed(plan, runs)
@@ -112,10 +118,12 @@ class _Cell:
             others = self._weighed(self.smaller.plan, self.smaller.runs)
             find_over_batches(self.docket, self.plan, self.arms, self.smaller.plan, others, self.contract)
         self._against_golden(strays)
+        self._lock_margins()
         if self.base is not None:
             for arm in (*self.nulls, *self.others):
                 self._against_base(self.base, arm, vacuous, strays)
         self._own_lengths_and_corruption()
+        self._ask_for_runs()
         return self._conclude()
 
     def _weighed(self, plan: CellPlan, runs: Sequence[RunFact]) -> list[ArmEvidence]:
@@ -237,6 +245,50 @@ class _Cell:
                 rows = self.self_rows.get(arm.name, ())
                 judge_pair.find_self_corruption(self.docket, arm, rows, is_base=is_base)
 
+    def _lock_margins(self) -> None:
+        """Locks with a margin band, against the oracle. A tripwire only warns; what is not known cannot pass."""
+        if self.base is None or not self.base.records() or self.plan.settings.plan_only:
+            return
+        for fault in lock_margin.faults(self.plan, self.base, self.inquiry):
+            if fault.lock.tripwire:
+                self.notes.append(f"tripwire: {fault.message}")
+            else:
+                outcome: Outcome = "MISSING" if fault.is_open else "VIOLATION"
+                run_ids = [self.base.records()[0].run_id]
+                self.docket.add(outcome, "identity", fault.message, arm=self.base.name, run_ids=run_ids)
+
+    def _ask_for_runs(self) -> None:
+        """What must be run before this can be answered: base again, or the blocks that decide on time."""
+        if again := self._base_again():
+            if why := self.inquiry.ask_for(again):
+                ran = f"{again.arm} ran {len(self._of_base())} times and was not run again"
+                self.notes.append(f"{ran}, which could tell whether it repeats itself: {why}")
+        elif (fresh := self._fresh_blocks()) and (why := self.inquiry.ask_for(fresh)):
+            self.notes.append(f"{fresh.count} fresh blocks that decide on time were not run: {why}")
+
+    def _of_base(self) -> list[RunRecord]:
+        """Runs of base's build and config that count, those of its null arms among them."""
+        return [record for arm in self.arms if arm is self.base or arm in self.nulls for record in arm.records()]
+
+    def _base_again(self) -> BaseAgain | None:
+        """Where ids differ from base's, or base's own, and base has run so few times that chance may have hidden it."""
+        if self.base is None or not self.base.records() or self.manifest.gate.identity == "off":
+            return None
+        rows = [row for arm in self.others for row in self.pair_rows.get(arm.name, ())]
+        wavers = any(row.klass == "NONDETERMINISTIC" for row in self.self_rows.get(self.base.name, ()))
+        differs = wavers or any(row.klass in DIFFERS - {"NONDETERMINISTIC"} for row in rows)
+        if not differs or "base" in self.given or len(self._of_base()) >= more_runs.BASE_AGAIN:
+            return None
+        card = str(self.base.records()[0].device.get("uuid") or "")
+        return BaseAgain(cell=self.plan.cell, arm=self.base.name, card=card, block=self.base.counted()[0].block)
+
+    def _fresh_blocks(self) -> FreshBlocks | None:
+        """Where the blocks that screen moved in a time that gates."""
+        moved = any(METRICS[row.metric].gating and stats.AWAITS in row.note for row in self.time)
+        if not moved or self.manifest.gate.time == "off":
+            return None
+        return FreshBlocks(cell=self.plan.cell, first=self.plan.blocks, count=self.plan.fresh_blocks)
+
     def _conclude(self) -> JudgedCell:
         findings = self.docket.findings()
         names = {arm.name for arm in self.tested}
@@ -258,7 +310,7 @@ class _Cell:
             exact=tuple(_marked(row, findings) for row in self.exact),
             time=tuple(self.time),
             losses=losses.rows(self.arms),
-            notes=(*self.notes, *self._margin_notes()),
+            notes=tuple(self.notes),
         )
         aside = tuple(row for arm in self.arms for row in set_aside(self.plan.cell, arm))
         asked = () if self.manifest.gate.identity == "off" else tuple(self.inquiry.open_questions)
@@ -269,11 +321,6 @@ class _Cell:
         if leading is not None:
             return leading.outcome
         return "IMPROVED" if any(row.klass == "improved" for row in self.exact) else "PASS"
-
-    def _margin_notes(self) -> list[str]:
-        """Sweep files may not ask for a margin band; manifests of before that was refused may hold one."""
-        locks = [lock for lock in self.plan.locks if lock.margin is not None]
-        return [f"{len(locks)} locks have a margin band, which needs an oracle: not checked"] if locks else []
 
 
 def _marked(row: MetricRow, findings: Sequence[Finding]) -> MetricRow:

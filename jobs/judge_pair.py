@@ -133,7 +133,7 @@ def find_differences(
 
 
 def find_locks(docket: Docket, plan: CellPlan, arm: ArmEvidence) -> list[str]:
-    """Broken locks; notes for tripwires, which only warn, and for margins, which need an oracle."""
+    """Broken locks; notes for tripwires, which only warn."""
     notes = []
     for streams in arm.streams.values():
         for lock, fault in identity.broken_locks(plan.locks, plan.prompt, streams):

@@ -174,6 +174,7 @@ class CellPlan(Document):
     settings: RunSettings
     arms: tuple[str, ...]
     blocks: int = 1
+    fresh_blocks: int = 0  # that decide where the others moved in time; 0: some of the others decide
     order: Order = "ABBA"
     repeats: int = 1  # ABBA per block, times
     witnesses: tuple[Witness, ...] = ()
@@ -185,7 +186,7 @@ class CellPlan(Document):
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written as before there were batches and bounds on a card: stored manifests keep their digests."""
         fields: dict[str, Any] = serialize(self)
-        for name in ("further_prompts", "card_memory_bytes"):
+        for name in ("further_prompts", "card_memory_bytes", "fresh_blocks"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields

@@ -6,9 +6,9 @@ the float32 reference, never against the other arm, with base and head fed the s
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from jobs.document import Document
 
@@ -19,11 +19,12 @@ Figure = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 class FollowUp(Document):
     """What the judge asks for before it answers: both arms forced through base's ids, and head's, beside the oracle.
 
-    `first` is the index of the first id that differs. `card` is the UUID of the card that base ran on; the targets are
-    what the arms' plans were made for, where their runs say so.
+    `first` is the index of the first id that differs. Of a lock, whose margin is asked for, it is the lock's, and base
+    is both arms. `card` is the UUID of the card that base ran on; the targets are what the arms' plans were made for,
+    where their runs say so.
     """
 
-    kind: Literal["oracle"] = "oracle"
+    kind: Literal["oracle", "lock"] = "oracle"
     cell: str
     base: str
     head: str
@@ -40,7 +41,8 @@ class ForcedPosition(Document):
     """One index at which all three were fed the same ids; figures are in logits, and `behind` in the oracle's.
 
     `base_error` is base's largest |logit - oracle's|; `base_id` and `head_id` are what each arm chooses there, and
-    `base_behind` and `head_behind` how far their choices are behind the oracle's best, `oracle_id`.
+    `base_behind` and `head_behind` how far their choices are behind the oracle's best, `oracle_id`. `oracle_margin`:
+    how far that is above its second; told of locks alone.
     """
 
     index: int
@@ -50,6 +52,15 @@ class ForcedPosition(Document):
     head_id: int
     head_behind: Figure
     oracle_id: int
+    oracle_margin: Figure | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_absent_margin(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before locks had margins where there is none: stored answers keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if self.oracle_margin is None:
+            fields.pop("oracle_margin", None)
+        return fields
 
 
 class Adjudication(Document):
@@ -75,7 +86,7 @@ def ruled(answer: Adjudication, cap: float) -> tuple[Ruling, str]:
     if answer.failure:
         return "UNADJUDICATED", f"the oracle could not be asked ({answer.failure}), so it counts as VIOLATION"
     asked = answer.asked
-    if fault := _not_what_ran(answer):
+    if fault := not_what_ran(answer):
         return "UNADJUDICATED", f"{fault}, so what was forced is not what ran, and it counts as VIOLATION"
     first, *rest = answer.positions
     band = _band(first, cap)
@@ -114,7 +125,7 @@ def _preferred(at: ForcedPosition, head: str) -> str:
     return f"the oracle's own choice is {whose}"
 
 
-def _not_what_ran(answer: Adjudication) -> str:
+def not_what_ran(answer: Adjudication) -> str:
     """How the forced arms contradict the runs that are judged; empty when they do not."""
     asked = answer.asked
     parts = ((answer.positions, asked.first, asked.base_ids), (answer.own, asked.first + 1, asked.head_ids))

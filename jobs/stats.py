@@ -40,6 +40,7 @@ RELATIVE_FLOOR = 0.01
 """A ratio nearer to 1 than this is no change that anybody should act on."""
 
 BEYOND_USE = "the blocks disagree beyond any use"
+AWAITS = "the blocks that screen moved, and fresh ones alone may decide"
 
 LOG_LIMIT = 700.0
 """Beyond it an exponential leaves the range of a float."""
@@ -121,6 +122,23 @@ def decide(evidence: TimeEvidence, *, lower_is_better: bool) -> Decision:
     if _within(pair, floor):
         return Decision("SAME", note, pair, null)
     return Decision("UNDECIDED", f"the interval holds changes both below and above {floor:.2g}", pair, null)
+
+
+def screen(evidence: TimeEvidence, *, lower_is_better: bool) -> Decision:
+    """What the blocks that screen come to where none has been run yet to decide: SAME or UNDECIDED, never an alarm.
+
+    SAME needs the whole interval within the floor. `why` is `AWAITS` where they moved, so that fresh blocks should be
+    run.
+    """
+    pair = paired_ratio(evidence.screening, confidence=1 - FALSE_ALARMS / evidence.rows, floor=evidence.floor)
+    if pair.blocks == 0:
+        return Decision("NOT_MEASURED", "no block holds both arms", pair, None)
+    if way := _screened(evidence.screening, evidence.floor):
+        slower = (way > 0) == lower_is_better
+        return Decision("UNDECIDED", f"{AWAITS}: it seems {'slower' if slower else 'faster'}", pair, None)
+    if _within(pair, evidence.floor):
+        return Decision("SAME", "", pair, None)
+    return Decision("UNDECIDED", "the blocks that screen show nothing that fresh ones should decide", pair, None)
 
 
 def paired_ratio(

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import SpecError
-from jobs.judge import concluded, judge, stamped
-from jobs.near_tie import FollowUp
+from jobs.judge import Asked, concluded, judge, stamped
 from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
 from jobs.verdict import Verdict
@@ -45,7 +44,7 @@ def judge_sweep(store: Store, sweep_id: str, *, final: bool = False) -> Verdict:
     return _kept(store, sweep_id, verdict, closes=final or not is_left)
 
 
-def verdict_or_questions(store: Store, sweep_id: str) -> Verdict | tuple[FollowUp, ...]:
+def verdict_or_questions(store: Store, sweep_id: str) -> Verdict | tuple[Asked, ...]:
     """Judge a sweep whose runs are settled and keep the answer, or what the judge asks before it gives one."""
     answer = judge(store.judge_input(sweep_id))
     return _kept(store, sweep_id, answer, closes=True) if isinstance(answer, Verdict) else answer

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 
 from jobs.adapters.base import RunOrder
 from jobs.adapters.native_forced import ForceOrder
+from jobs.judge import Asked
+from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
 from orchestrator.aftermath import Aftermath
@@ -116,21 +118,31 @@ class Dispatcher:
                 self._tell_of_leases(self._sweep_id, left)
                 pause(LOOK_AGAIN_S, self._stopped)
 
-    def ask(self, sweep_id: str, questions: Sequence[FollowUp]) -> None:
+    def ask(self, sweep_id: str, questions: Sequence[Asked]) -> None:
         """Have the judge's questions about a sweep answered, one by one, each on the card that base ran on.
 
         Raises HostLost when that is not here, or when workers are lost over a question as often as attempts are
-        allowed.
+        allowed. Further runs that it asks for are made last, all together.
         """
         for asked in questions:
             self.put(sweep_id, asked)
             while self._questions or any(seat.question for seat in self._seats):
                 self.turn()
+        if self._store.pending(sweep_id).pending:
+            self.work()
 
-    def put(self, sweep_id: str, asked: FollowUp) -> None:
-        """Have a question answered as soon as its card is free. Raises HostLost when that is not here."""
-        if not self._has_card(asked):
-            raise HostLost(f"card {asked.card}, on which base ran, is not here to ask the oracle about its ids")
+    def put(self, sweep_id: str, asked: Asked) -> None:
+        """Have a question answered as soon as its card is free. Raises HostLost when that is not here.
+
+        Runs that it asks for join those of the sweep that are pending.
+        """
+        if not isinstance(asked, FreshBlocks) and not self._has_card(asked):
+            raise HostLost(f"card {asked.card}, on which base ran, is not here to ask about its ids")
+        if not isinstance(asked, FollowUp):
+            self._store.add_runs(sweep_id, asked)
+            arm, what = _asked_runs(asked)
+            self._tell(Happening("asks", asked.cell, arm, what))
+            return
         self._questions.append(Question(sweep_id, asked))
 
     def is_asking(self, sweep_id: str) -> bool:
@@ -376,7 +388,7 @@ class Dispatcher:
         self._questions = [one for one in self._questions if self._has_card(one.asked)]
         self._tell(Happening("lost", "", "", f"card {seat.card} is served no more: {reason}"))
 
-    def _has_card(self, asked: FollowUp) -> bool:
+    def _has_card(self, asked: FollowUp | BaseAgain) -> bool:
         return any(asked.card in ("", seat.card) for seat in self._seats)
 
     def _who(self, seat: Seat) -> str:
@@ -414,3 +426,10 @@ class Dispatcher:
             return
         settle(self._store, outcome)
         self._placer.acknowledge(seat.worker, outcome.sweep_id, outcome.attempt_id)
+
+
+def _asked_runs(asked: BaseAgain | FreshBlocks) -> tuple[str, str]:
+    """Which arm is to run further, and how often, in words."""
+    if isinstance(asked, BaseAgain):
+        return asked.arm, f"for {asked.runs} runs more, to see whether it repeats itself"
+    return "all", f"for {asked.count} fresh blocks, to decide on time"

@@ -18,9 +18,8 @@ from ulid import ULID
 
 from jobs.card_choice import ANY_CARD
 from jobs.errors import StoreError
-from jobs.judge import judge
+from jobs.judge import Asked, judge
 from jobs.model import JudgeInput, Manifest
-from jobs.near_tie import FollowUp
 from jobs.store import Pending, Store
 from orchestrator.cards import CardHeld, CardName, ProbeError
 from orchestrator.choose import choose_cards
@@ -99,7 +98,7 @@ def run_embedded(
             guard.finish()
 
 
-def open_questions(store: Store, sweep_id: str) -> tuple[FollowUp, ...]:
+def open_questions(store: Store, sweep_id: str) -> tuple[Asked, ...]:
     """What the judge asks for before it answers; nothing as long as runs are pending."""
     if store.pending(sweep_id).pending:
         return ()

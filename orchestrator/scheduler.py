@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from jobs.errors import StoreError
-from jobs.near_tie import FollowUp
+from jobs.judge import Asked
 from jobs.provenance import harness_digest, own_root
 from jobs.store import Store
 from jobs.verdict import Verdict
@@ -71,7 +71,7 @@ class Scheduler:
         self._keep_s = keep_s
         self._keep_at_s = 0.0
         self._unanswerable: set[str] = set()
-        self._judging: dict[str, Future[Verdict | tuple[FollowUp, ...]]] = {}
+        self._judging: dict[str, Future[Verdict | tuple[Asked, ...]]] = {}
         self._bench = ThreadPoolExecutor(1, thread_name_prefix="bench")  # a large sweep's cards do not wait for it
         self._dispatcher = Dispatcher(store, placer, name, stopped=stopped, tell=tell, clock=clock)
 
@@ -120,7 +120,7 @@ class Scheduler:
                 self._judging[sweep_id] = self._bench.submit(verdict_or_questions, self._store, sweep_id)
         return bool(served)
 
-    def _conclude(self, sweep_id: str, answer: Future[Verdict | tuple[FollowUp, ...]]) -> None:
+    def _conclude(self, sweep_id: str, answer: Future[Verdict | tuple[Asked, ...]]) -> None:
         """Forget a sweep that is judged, or put what its judge asks first to workers.
 
         One that cannot be judged from here stays open: another scheduler may have its card, or its rows are damaged.

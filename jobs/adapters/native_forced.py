@@ -62,7 +62,8 @@ def adjudicate(order: ForceOrder, place: RunPlace, python: str = sys.executable)
     try:
         _check_model(order.cell)
         shared = _along(order, asked.base_ids, place, python)
-        positions = [_position(shared, first, asked.base_ids[first], asked.head_ids[first])]
+        chose, is_lock = (asked.base_ids[first], asked.head_ids[first]), asked.kind == "lock"
+        positions = [_position(shared, first, *chose, margin=is_lock)]
         positions += [_position(shared, at, asked.base_ids[at], None) for at in range(first + 1, len(asked.base_ids))]
         later = range(first + 1, len(asked.head_ids))
         alone = _along(order, asked.head_ids, place, python) if later else shared
@@ -90,15 +91,19 @@ def _along(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, python: str
     harness = ArmPlan(name="oracle", role="variant", source="harness", python_path=str(own_root()))
     oracle = _logits(order, ids, place, (python, "-P", "-m", "engine", "oracle"), harness)
     made = [oracle]
-    for arm, target in ((order.base, order.asked.base_target), (order.head, order.asked.head_target)):
+    of_one = order.asked.kind == "lock"  # of which base is both
+    arms = ((order.base, order.asked.base_target), (order.head, order.asked.head_target))
+    for arm, target in arms[:1] if of_one else arms:
         command = (python, "-P", "-m", "engine", "logits", *_options(order.cell, arm, target))
         made.append(_logits(order, ids, place, command, arm))
         if made[-1].shape != oracle.shape:
             raise _Failed(f"{arm.name} gives logits {list(made[-1].shape)}, the oracle {list(oracle.shape)}")
-    return _Along(*made)
+    return _Along(*made, *(made[-1:] if of_one else ()))
 
 
-def _position(along: _Along, index: int, base_gave: int | None, head_gave: int | None) -> ForcedPosition:
+def _position(
+    along: _Along, index: int, base_gave: int | None, head_gave: int | None, *, margin: bool = False
+) -> ForcedPosition:
     told, base, head = along.oracle[index], along.base[index], along.head[index]
     best, base_id, head_id = int(np.argmax(told)), _choice(base, base_gave), _choice(head, head_gave)
     return ForcedPosition(
@@ -109,6 +114,7 @@ def _position(along: _Along, index: int, base_gave: int | None, head_gave: int |
         head_id=head_id,
         head_behind=float(told[best] - told[head_id]),
         oracle_id=best,
+        oracle_margin=float(told[best]) - float(np.partition(told, -2)[-2]) if margin else None,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,9 +15,8 @@ from jobs.errors import SpecError
 from jobs.metrics import METRICS, counters_of, expression_names
 from jobs.model import ArmRole
 from jobs.spec.faults import first_of, nearest
-from jobs.spec.form import ArmForm, BuildForm, ExpectationsForm, SweepForm
+from jobs.spec.form import LEAST_SCREENING, ArmForm, BuildForm, ExpectationsForm, SweepForm
 from jobs.spec.programs import check_programs
-from jobs.spec.unbuilt import unbuilt
 from jobs.spec.yaml_lines import Path_, Source
 
 AXES_APART = ("model", "prompt")
@@ -42,8 +42,8 @@ def check_sweep(form: SweepForm, source: Source) -> None:
         *_locks(form, source),
         *_contract(form, source),
         *_gate(form, source),
+        *_blocks(form, source),
         *_plan_only(form, source),
-        *unbuilt(form, source),
     ]
     if not faults:  # these need arms whose `like` is sound
         arms = {name: merged(form, name) for name in form.arms}
@@ -252,6 +252,9 @@ def _expressions(form: SweepForm, source: Source) -> Iterator[SpecError]:
 def _locks(form: SweepForm, source: Source) -> Iterator[SpecError]:
     for index, lock in enumerate(form.locks):
         yield from _place_of_ids(form, source, ("locks", index), lock.prompt, lock.index)
+        if lock.margin is not None and not 0 <= lock.margin[0] <= lock.margin[1] < math.inf:
+            told = f"[{lock.margin[0]:g}, {lock.margin[1]:g}] is no band of margins"
+            yield source.error(("locks", index, "margin"), told, "[LEAST, MOST] in logits, from 0 up: [0.05, 0.15]")
 
 
 def _place_of_ids(form: SweepForm, source: Source, path: Path_, prompt: str, index: int) -> Iterator[SpecError]:
@@ -291,6 +294,13 @@ def _ties(form: SweepForm, source: Source) -> Iterator[SpecError]:
             yield source.error(
                 (*path, "ids"), "an id is there twice", "the ids that may stand for each other, once each"
             )
+
+
+def _blocks(form: SweepForm, source: Source) -> Iterator[SpecError]:
+    if form.blocks.deciding is not None and form.blocks.planned < LEAST_SCREENING:
+        message = f"blocks.count is {form.blocks.planned}, too few to screen for the blocks that decide"
+        remedy = f"write {LEAST_SCREENING} or more (8 without it), or leave blocks.deciding out"
+        yield source.error(("blocks", "count"), message, remedy)
 
 
 def _gate(form: SweepForm, source: Source) -> Iterator[SpecError]:

@@ -119,12 +119,27 @@ class RunForm(Form):
     arithmetic: Literal["full", "none"] = "full"
 
 
-class BlocksForm(Form):
-    """How many blocks a cell has, in which order each runs the arms, and how often that order is repeated."""
+SCREENING = 8
+LEAST_SCREENING, LEAST_DECIDING = 2, 4
+"""As `jobs.stats` has them, which is read where sweeps are judged alone: it loads scipy."""
 
-    count: Annotated[int, Field(ge=1, le=1000)] = 1
+
+class BlocksForm(Form):
+    """How many blocks a cell has, in which order each runs the arms, and how often that order is repeated.
+
+    `deciding`: blocks that are run behind them only where they moved in time, and decide alone; without it a share of
+    `count` decides. `count` is 1 where it is not told, and 8 with `deciding`.
+    """
+
+    count: Annotated[int, Field(ge=1, le=1000)] | None = None
+    deciding: Annotated[int, Field(ge=LEAST_DECIDING, le=1000)] | None = None
     order: Order = "ABBA"
     repeats: Annotated[int, Field(ge=1, le=100)] = 1
+
+    @property
+    def planned(self) -> int:
+        """Blocks that are run whatever they show."""
+        return self.count or (1 if self.deciding is None else SCREENING)
 
 
 class WitnessForm(Form):
@@ -191,7 +206,10 @@ class CardsForm(Form):
 
 
 class LockForm(Form):
-    """An expected id at an index of a prompt's output; a `tripwire` only warns."""
+    """An expected id at an index of a prompt's output; a `tripwire` only warns.
+
+    `margin`: least and most, in logits, that the oracle's best id stands above its second there.
+    """
 
     prompt: str
     index: Annotated[int, Field(ge=0)]

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from jobs import collector
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
+from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication
 from jobs.noise import Calibration
 from jobs.reviewed import Golden
@@ -273,6 +274,11 @@ class Store:
         return self._database.read(lambda c: leases.progress(c, sweep_ids))
 
     # ---- what came of it -----------------------------------------------------------------------------------------
+
+    def add_runs(self, sweep_id: str, asked: BaseAgain | FreshBlocks) -> None:
+        """Add runs that the judge asks for to an open sweep; those that are there already are not added again."""
+        now = self._now()
+        self._database.write(lambda c: submission.add_runs(c, sweep_id, asked, now))
 
     def judge_input(self, sweep_id: str) -> JudgeInput:
         """Everything the judge may read, from one consistent view."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, func, insert, select, update
 
-from jobs.errors import KeyTaken, SpecError, StoreError
+from jobs.errors import Conflict, KeyTaken, SpecError, StoreError
 from jobs.model import CellPlan, Manifest
+from jobs.more_runs import BaseAgain, FreshBlocks, planned_runs
 from jobs.order import run_order
 from jobs.store import cluster, events
 from jobs.store.rows import PRIORITIES, Priority, SweepRow, new_id
@@ -161,8 +162,21 @@ def _scenario(
             "plan": plan.model_dump(mode="json"),
         },
     )
+    _blocks(connection, sweep_id, scenario_id, plan, range(plan.blocks), places, now)
+
+
+def _blocks(
+    connection: Connection,
+    sweep_id: str,
+    scenario_id: str,
+    plan: CellPlan,
+    numbers: Iterable[int],
+    places: Iterator[int],
+    now: datetime,
+) -> None:
+    """Blocks of a cell, each with its runs."""
     blocks, runs = [], []
-    for number in range(plan.blocks):
+    for number in numbers:
         common = {"sweep_id": sweep_id, "scenario_id": scenario_id}
         block_id = new_id("blk", now)
         order = run_order(plan, number)
@@ -171,8 +185,62 @@ def _scenario(
         for place, arm in enumerate(order):
             row = {"id": new_id("run", now), **common, "block_id": block_id, "position": place}
             runs.append({**row, "arm": arm, "state": "pending"})
-    connection.execute(insert(block), blocks)
-    connection.execute(insert(run), runs)
+    if blocks:
+        connection.execute(insert(block), blocks)
+        connection.execute(insert(run), runs)
+
+
+def add_runs(connection: Connection, sweep_id: str, asked: BaseAgain | FreshBlocks, now: datetime) -> None:
+    """Runs beyond the planned ones, at the end of the sweep's queue; those that are there already are left alone.
+
+    Raises Conflict when the sweep is judged, SpecError when it has no such cell or block.
+    """
+    row = one(connection, sweep_id)
+    if row.state != "open":
+        raise Conflict(f"sweep {sweep_id} is {row.state}: no run is added to it", "submit it again")
+    found = connection.execute(
+        select(scenario.c.id, scenario.c.plan).where(scenario.c.sweep_id == sweep_id, scenario.c.name == asked.cell)
+    ).one_or_none()
+    if found is None:
+        raise SpecError(f"sweep {sweep_id} has no cell {asked.cell!r}", "assay status lists its cells")
+    plan = CellPlan.model_validate(found.plan)
+    if isinstance(asked, BaseAgain):
+        said = _add_base(connection, sweep_id, found.id, plan, asked, now)
+    else:
+        said = _add_blocks(connection, sweep_id, found.id, plan, asked, now)
+    if said:
+        events.log(connection, sweep_id, sweep_id, "asked", now, message=f"{asked.cell}: {said}")
+
+
+def _add_base(
+    connection: Connection, sweep_id: str, scenario_id: str, plan: CellPlan, asked: BaseAgain, now: datetime
+) -> str:
+    """Base again behind the planned runs of a block, which stays with its card."""
+    number = (block.c.scenario_id == scenario_id) & (block.c.number == asked.block)
+    block_id = connection.execute(select(block.c.id).where(number)).scalar_one_or_none()
+    if block_id is None:
+        raise SpecError(f"{asked.cell} has no block {asked.block}", "assay status lists its blocks")
+    first = planned_runs(plan)
+    later = select(run.c.id).where(run.c.block_id == block_id, run.c.position >= first)
+    if connection.execute(later.limit(1)).first() is not None:
+        return ""
+    own = {"sweep_id": sweep_id, "scenario_id": scenario_id, "block_id": block_id, "arm": asked.arm, "state": "pending"}
+    places = range(first, first + asked.runs)
+    connection.execute(insert(run), [{"id": new_id("run", now), **own, "position": place} for place in places])
+    changed = {"runs_left": block.c.runs_left + asked.runs}
+    connection.execute(update(block).where(block.c.id == block_id).values(**changed))
+    return f"{asked.arm} runs {asked.runs} times more, in block {asked.block}"
+
+
+def _add_blocks(
+    connection: Connection, sweep_id: str, scenario_id: str, plan: CellPlan, asked: FreshBlocks, now: datetime
+) -> str:
+    numbers = select(block.c.number).where(block.c.scenario_id == scenario_id)
+    there = set(connection.execute(numbers).scalars())
+    wanted = [number for number in range(asked.first, asked.first + asked.count) if number not in there]
+    last = connection.execute(select(func.max(block.c.place)).where(block.c.sweep_id == sweep_id)).scalar_one()
+    _blocks(connection, sweep_id, scenario_id, plan, wanted, itertools.count(last + 1), now)
+    return f"{len(wanted)} fresh blocks" if wanted else ""
 
 
 def _prompt_digest(plan: CellPlan) -> str:

@@ -143,7 +143,7 @@ def near(documents: Any, ids: Callable[[int, int], tuple[int, ...]] | None = Non
 def asked_by(doc: JudgeInput) -> tuple[FollowUp, ...]:
     answer = judge(doc)
     assert isinstance(answer, tuple)
-    return answer
+    return tuple(one for one in answer if isinstance(one, FollowUp))
 
 
 def agreeing(asked: FollowUp, **first: Any) -> Adjudication:

@@ -28,7 +28,6 @@ from jobs.spec.form import (
     RunForm,
     SweepForm,
 )
-from jobs.spec.unbuilt import UNBUILT
 
 SMALL = """\
 sweep: small
@@ -229,18 +228,12 @@ def test_the_documented_example_loads_and_holds_every_key(checkout: Path, tmp_pa
     spec = load(write(tmp_path, example))
     assert [row.metric for row in spec.disk.expectations] == ["htod_bytes"]
     missing = every_key(SweepForm) - keys_below(SweepForm, spec.source.values) - keys_of_adapters(checkout, tmp_path)
-    assert missing == {("LockForm", "margin")}, "it is refused, see UNBUILT"
+    assert missing == set()
     assert {name for _, name in every_key(ExpectationForm)} - set(re.findall(r"\w+(?=:)", expectations)) == set()
     manifest = plan(spec, FakeResolver())
     assert len(manifest.cells) == 4
     assert manifest.expectations[0].change == "lower"
     assert {cell.prompt: len(cell.locks) for cell in manifest.cells} == {"count": 1, "story": 0}
-
-
-def test_what_is_not_built_is_listed_as_it_is_refused(checkout: Path) -> None:
-    text = (checkout / "docs/sweep-file.md").read_text(encoding="utf-8")
-    section = text.split("## Not built yet")[1].split("\n## ")[0]
-    assert tuple(re.findall(r"^- `([^`]+)`", section, re.M)) == UNBUILT
 
 
 def test_the_key_check_sees_a_key_that_is_not_documented() -> None:

@@ -98,7 +98,10 @@ CASES = {
     "unknown arm of a witness": ('0"}', '0", arms: [haed]}', 16, "no arm 'haed'", "did you mean 'head'?"),
     "lock past the end": ("witnesses:", LOCK.format("short", 8), 15, "index 8", "0 to 7"),
     "lock on nothing": ("witnesses:", LOCK.format("shrt", 0), 15, "no prompt", "'short'"),
-    "margin": ("witnesses:", LOCK.format("short", "0, margin: [1.0, 2.0]"), 15, "not built yet", "leave it out"),
+    "a margin upside down": ("witnesses:", LOCK.format("short", "0, margin: [2.0, 1.0]"), 15, "[2, 1] is no", "0.05"),
+    "a margin below none": ("witnesses:", LOCK.format("short", "0, margin: [-1.0, 1.0]"), 15, "[-1, 1] is", "from 0"),
+    "one block to screen": ("varies:", "blocks: {count: 1, deciding: 16}\nvaries:", 12, "too few", "2 or more"),
+    "three blocks to decide": ("varies:", "blocks: {deciding: 3}\nvaries:", 12, "blocks.deciding is 3", "4 or more"),
     "a scope over batches": (
         "varies:", "identity: {scope: [card]}\nvaries:", 12, "the matrix has fewer than two", "name batch in it",
     ),

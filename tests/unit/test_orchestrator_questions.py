@@ -12,7 +12,7 @@ import pytest
 from jobs.adapters.model_files import ModelDigests
 from jobs.adapters.native_forced import ForceOrder
 from jobs.judge import judge
-from jobs.model import ArmPlan, CellPlan, Limits, Manifest, RunSettings
+from jobs.model import ArmPlan, CellPlan, Limits, Lock, Manifest, RunSettings
 from jobs.near_tie import Adjudication
 from jobs.provenance import tree_digest
 from jobs.store import Store
@@ -60,7 +60,7 @@ def arm(name: str, folder: Path) -> ArmPlan:
 class Sweep:
     """A sweep of base and one head on a simulated card, without Ray."""
 
-    def __init__(self, root: Path, model: Path, head: Path) -> None:
+    def __init__(self, root: Path, model: Path, head: Path, locks: tuple[Lock, ...] = ()) -> None:
         settings = RunSettings(tokens=TOKENS, generations=2, ignore_eos=True, device="sim")
         cell = CellPlan(
             cell="tied/short",
@@ -72,6 +72,7 @@ class Sweep:
             settings=settings,
             arms=("base", "head"),
             config={"weight_budget": "50%", "granule": 4096},
+            locks=locks,
         )
         arms = (arm("base", tree(root / "base")), arm("head", head))
         self.manifest = Manifest(name="tied", arms=arms, cells=(cell,), limits=Limits(queue_timeout_s=20))
@@ -83,6 +84,10 @@ class Sweep:
     def make(self, worker: str, card: CardName, stopped: Callable[[], bool]) -> GpuWorker:
         probe = ScriptedProbe([card.uuid], time.monotonic, [])
         return GpuWorker(worker, card, self.works, probe, {"PATH": "/usr/bin:/bin"}, stopped)
+
+    def is_at_the_oracle(self) -> bool:
+        """Whether the oracle has been asked, after base ran again."""
+        return any(h.kind == "asks" and "oracle" in h.text for h in self.heard)
 
     def run(self, placer: InProcessPlacer | None = None, stopped: Callable[[], bool] = lambda: False) -> Verdict:
         """All runs, then the judge's questions as `run_embedded` puts them, then the verdict."""
@@ -106,8 +111,8 @@ def swept(tmp_path: Path, tied: tuple[Path, list[int]]) -> Iterator[Callable[...
     """A sweep whose head has lines planted."""
     made: list[Sweep] = []
 
-    def with_head(*changes: tuple[str, str, str]) -> Sweep:
-        made.append(Sweep(tmp_path, tied[0], tree(tmp_path / "head", *changes)))
+    def with_head(*changes: tuple[str, str, str], locks: tuple[Lock, ...] = ()) -> Sweep:
+        made.append(Sweep(tmp_path, tied[0], tree(tmp_path / "head", *changes), locks))
         return made[-1]
 
     yield with_head
@@ -125,9 +130,33 @@ def test_a_tie_that_goes_the_other_way_is_a_near_tie(swept: Callable[..., Sweep]
     assert first.base_behind == first.head_behind == 0
     assert 0 < first.base_error < 1e-4, "another computation, and the same numbers"
     assert len(rest) == len(answer.own) == TOKENS - FIRST - 1
-    assert [h.text for h in sweep.heard if h.kind == "asks"] == [f"the oracle about index {FIRST} of base's ids"]
+    assert [(h.arm, h.text) for h in sweep.heard if h.kind == "asks"] == [
+        ("base", "for 4 runs more, to see whether it repeats itself"),
+        ("head", f"the oracle about index {FIRST} of base's ids"),
+    ]
+    runs = sweep.store.judge_input(sweep.sweep_id).cells[0].runs
+    assert [run.arm for run in runs] == ["base", "head", "head", "base", *["base"] * 4]
+    assert {run.state for run in runs} == {"complete"}
     assert [event.kind for event in sweep.store.events(sweep.sweep_id)].count("adjudication") == 1
     assert not list(sweep.works.scratch.iterdir()), "nothing of six children is left"
+
+
+def test_locks_with_a_margin_are_held_against_the_oracle(
+    swept: Callable[..., Sweep], tied: tuple[Path, list[int]]
+) -> None:
+    """At the tie the oracle's best and second are one number apart in nothing; elsewhere they are far apart."""
+    clear = Lock(prompt="short", index=0, expected=tied[1][0], margin=(1e-3, 1e3))
+    tie = Lock(prompt="short", index=FIRST, expected=tied[1][FIRST], allowed=(TWIN,), margin=(0.0, 1e-6))
+    sweep = swept(locks=(clear, tie))
+    assert sweep.run().outcome == "PASS"
+    given = sweep.store.judge_input(sweep.sweep_id)
+    assert [answer.asked.kind for answer in given.adjudications] == ["lock", "lock"]
+    at, tied_at = (answer.positions[0] for answer in given.adjudications)
+    assert at.oracle_margin is not None and at.oracle_margin > 1e-3 and tied_at.oracle_margin == 0
+    assert len(given.cells[0].runs) == 4, "ids are equal, so that base is not run again"
+    assert {h.text for h in sweep.heard if h.kind == "asks"} == {
+        f"the oracle about index {index} of base's ids" for index in (0, FIRST)
+    }
 
 
 def test_wrong_logits_are_a_violation_however_small_the_gap(swept: Callable[..., Sweep]) -> None:
@@ -191,7 +220,7 @@ def test_a_worker_that_is_lost_over_a_question_is_asked_again(swept: Callable[..
 def test_a_stop_in_a_question_leaves_it_open_and_a_resume_asks_again(swept: Callable[..., Sweep]) -> None:
     sweep = swept(TIES_UPWARDS)
     with pytest.raises(Stopped):
-        sweep.run(stopped=lambda: any(h.kind == "asks" for h in sweep.heard))
+        sweep.run(stopped=sweep.is_at_the_oracle)
     assert sweep.store.judge_input(sweep.sweep_id).adjudications == ()
     assert sweep.store.pending(sweep.sweep_id).pending == 0
     assert isinstance(judge(sweep.store.judge_input(sweep.sweep_id)), tuple)
@@ -202,7 +231,7 @@ def test_judging_without_workers_says_that_nobody_was_asked(swept: Callable[...,
     """And does not stand in the way of an answer later."""
     sweep = swept(TIES_UPWARDS)
     with pytest.raises(Stopped):
-        sweep.run(stopped=lambda: any(h.kind == "asks" for h in sweep.heard))
+        sweep.run(stopped=sweep.is_at_the_oracle)
     verdict = judge_sweep(sweep.store, sweep.sweep_id)
     assert (verdict.outcome, verdict.exit_code) == ("UNADJUDICATED", 1)
     assert "the oracle could not be asked (no worker was there)" in verdict.headline
@@ -304,6 +333,22 @@ def test_a_model_that_changed_meanwhile_is_no_witness(
 def test_another_card_than_base_ran_on_is_not_asked(swept: Callable[..., Sweep]) -> None:
     sweep = swept(TIES_UPWARDS)
     with pytest.raises(Stopped):
-        sweep.run(stopped=lambda: any(h.kind == "asks" for h in sweep.heard))
+        sweep.run(stopped=sweep.is_at_the_oracle)
     with pytest.raises(HostLost, match="on which base ran, is not here"):
         sweep.run(InProcessPlacer(simulated_cards("other", 1), sweep.make))
+
+
+def test_base_runs_again_on_no_other_card(swept: Callable[..., Sweep]) -> None:
+    sweep = swept(WRONG_LOGITS)
+    placer = InProcessPlacer(simulated_cards("test", 1), sweep.make)
+    dispatcher = Dispatcher(sweep.store, placer, "driver", sweep.sweep_id)
+    try:
+        dispatcher.seat(placer.open())
+        dispatcher.work()
+    finally:
+        placer.close()
+    with pytest.raises(HostLost, match="on which base ran, is not here"):
+        sweep.run(InProcessPlacer(simulated_cards("other", 1), sweep.make))
+    assert sweep.store.pending(sweep.sweep_id).runs == 4, "none was added that nobody there could make"
+    assert sweep.run().outcome == "VIOLATION"
+    assert sweep.store.pending(sweep.sweep_id).runs == 8
