@@ -124,7 +124,7 @@ def test_judging_again_after_a_retraction_says_that_the_input_changed(
     url, sweep_id = stored
     assert call(["judge", sweep_id, "--store", url]) == 0
     with Store.open(url, lambda: datetime.now(UTC)) as store:
-        store.retract_run(store.judge_input(sweep_id).cells[0].runs[0].run_id, "the card was warm")
+        store.retract(store.judge_input(sweep_id).cells[0].runs[0].run_id, "the card was warm", "tests")
     capsys.readouterr()
     assert call(["judge", sweep_id, "--store", url]) == 3
     said = capsys.readouterr().out
