@@ -241,6 +241,8 @@ def _time_row(
     decision = decides(evidence, lower_is_better=metric.direction == "lower")
     klass, why, pair, control = decision.klass, decision.why, decision.pair, decision.null
     gain = klass == "BETTER"
+    if klass in ("WORSE", "BETTER") and (effect := _clock_effect(name, base, head, plan.deciding, evidence.floor)):
+        klass, why = "UNDECIDED", effect
     if klass == "NOT_MEASURED":
         klass = _why_no_time(name, base, head)
     elif standing.different_work or (gain and standing.near_tie):
@@ -263,6 +265,38 @@ def _time_row(
         run_ids=_run_ids(base, head),
         note=_note(why, standing, gain=gain),
     )
+
+
+def _clock_effect(name: str, base: MeasuredArm, head: MeasuredArm, blocks: range, floor: float) -> str:
+    """Whether the card's clock alone moved a metric; nothing is said where a run's clock is not known."""
+    shared = sorted({run.block for run in base.runs} & {run.block for run in head.runs} & set(blocks))
+    pairs = [[_clocked(name, arm, block) for arm in (base, head)] for block in shared]
+    if any(clocked is None for pair in pairs for clocked in pair):
+        return ""
+    made = [
+        tuple(stats.BlockTimes(*(tuple(run[part] for run in clocked or ()) for clocked in pair)) for pair in pairs)
+        for part in range(3)
+    ]
+    return stats.clock_effect(stats.ClockedBlocks(*made), floor)
+
+
+def _clocked(name: str, arm: MeasuredArm, block: int) -> list[tuple[float, float, float]] | None:
+    """Time, cycles and clock of an arm's runs in a block that gave a time; None where a clock is not known.
+
+    The clock is the median of what the watch saw. Of a rate, the time is its reciprocal.
+    """
+    found = []
+    for run in arm.runs:
+        value = run.readings.get(name, NOT_RECORDED)
+        if run.block != block or type(value) is Missing or not (math.isfinite(value) and value > 0):
+            continue
+        seen = run.record.certificate.during.get("sm_clock_mhz") if run.record.certificate else None
+        clock = seen.get("median") if isinstance(seen, dict) else None
+        if not isinstance(clock, int | float) or isinstance(clock, bool) or not clock > 0:
+            return None
+        time = float(value) if METRICS[name].direction == "lower" else 1 / value
+        found.append((time, time * clock, float(clock)))
+    return found
 
 
 def _why_no_time(name: str, base: MeasuredArm, head: MeasuredArm) -> TimeClass:

@@ -81,6 +81,15 @@ class TimeEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockedBlocks:
+    """One metric of two arms with the clock that it ran at, run by run: time, time times clock, and clock."""
+
+    times: tuple[BlockTimes, ...]
+    cycles: tuple[BlockTimes, ...]
+    clocks: tuple[BlockTimes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """What the evidence comes to and why; `pair` is of the deciding blocks, or of all where they are too few."""
 
@@ -139,6 +148,26 @@ def screen(evidence: TimeEvidence, *, lower_is_better: bool) -> Decision:
     if _within(pair, evidence.floor):
         return Decision("SAME", "", pair, None)
     return Decision("UNDECIDED", "the blocks that screen show nothing that fresh ones should decide", pair, None)
+
+
+def clock_effect(clocked: ClockedBlocks, floor: float) -> str:
+    """Why a difference in time is one of the clock alone, in words; empty where it is not.
+
+    The clock's own ratio must lie beyond the floor, the other way than the time's, while that of the cycles (time times
+    clock) does not and is at most half as far from 1: a clock that merely wavers excuses nobody.
+    """
+    time, cycles, clock = (
+        paired_ratio(blocks, floor=floor) for blocks in (clocked.times, clocked.cycles, clocked.clocks)
+    )
+    ratios = [pair.ratio for pair in (time, cycles, clock) if not isinstance(pair.ratio, Missing)]
+    if len(ratios) < 3 or clock.blocks < time.blocks:
+        return ""
+    way = 1 if ratios[0] > 1 else -1
+    stands = _way(cycles, floor) == 0 and abs(math.log(ratios[1])) <= abs(math.log(ratios[0])) / 2
+    if _way(clock, floor) != -way or not stands:
+        return ""
+    told = f"{ratios[0]:.4g} times the time at {ratios[2]:.4g} times the SM clock is {ratios[1]:.4g} times the cycles"
+    return f"a clock effect: {told}"
 
 
 def paired_ratio(

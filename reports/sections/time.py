@@ -17,8 +17,8 @@ SIMULATED = (
 
 RATIOS = (
     "A ratio is taken inside each block and its geometric mean over the blocks, so it is not the quotient of the two "
-    "medians beside it, which are over all runs. The first third of the blocks screens; ratio, interval and smallest "
-    "detectable change are of the others, which alone decide."
+    "medians beside it, which are over all runs. The first blocks screen; ratio, interval and smallest detectable "
+    "change are of the others, which alone decide, or of those that screen where no other was run."
 )
 
 
