@@ -306,7 +306,7 @@ def test_a_card_that_goes_with_a_question_leaves_the_sweep_open_and_says_so(swep
         placer.close()
     assert sweep.store.sweep(sweep.sweep_id).state == "open"
     [said] = [event.message for event in sweep.store.events(sweep.sweep_id) if event.kind == "waiting"]
-    assert "on which base ran, is not here to ask the oracle" in said
+    assert "on which base ran, is not here to ask about its ids" in said
     assert sweep.run().outcome == "NEAR_TIE"
 
 
