@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from jobs import compare, gates, goldens, judge_pair, judge_runs, lock_margin, losses, more_runs, outcomes, stats
+from jobs import (
+    compare,
+    controls,
+    gates,
+    goldens,
+    judge_pair,
+    judge_runs,
+    lock_margin,
+    losses,
+    more_runs,
+    outcomes,
+    stats,
+)
 from jobs.calibration import with_noise
 from jobs.docket import Docket
 from jobs.inquiry import Inquiry
@@ -188,6 +200,7 @@ class _Cell:
         judge_pair.find_differences(self.docket, arm, rows, self.contract, both=both)
         if not both:
             return
+        self.notes += controls.changed_defaults(base, arm)
         if arm.plan.role == "null":
             if comparable:
                 judge_pair.find_null_differences(self.docket, base, arm)
@@ -218,6 +231,7 @@ class _Cell:
             self.notes.append(f"{arm.name} no longer states equations that base does: {', '.join(gone)}")
         exact = judge_pair.judge_exact(self.docket, self.manifest, self.plan, base, arm, standing)
         self.notes += [f"{row.metric} of {arm.name}: {gates.NO_STEP}" for row in exact if gates.NO_STEP in row.note]
+        self.notes += controls.notes(base, arm, exact)
         self.exact += exact
         self.time += judge_pair.judge_time(
             self.docket, self.manifest, base, arm, null, self.time_plan, standing, settled=settled
