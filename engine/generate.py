@@ -122,7 +122,7 @@ def _one(request: RunRequest, clock: Clock, progress: Progress, decoder: Decoder
 
     prefill_ns = take("prefill", prefill)
     while 1 + len(step_ns) < request.tokens and any(stream.stop_reason is None for stream in streams):
-        last = 2 + len(step_ns) == request.tokens
+        last = 2 + len(step_ns) >= request.tokens
         step_ns.append(take("decode", partial(ahead.step, "no" if last else "maybe" if stops else "yes")))
     if ahead.is_under_way:
         before = progress.read()
