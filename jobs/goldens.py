@@ -72,6 +72,7 @@ def reviewed_rows(
 ) -> Iterable[ReviewedRow]:
     """A row for each golden: in which cell it was used, or why it was not."""
     met, last = {cell.cell: cell for cell in cells}, newest(manifest.reviewed.goldens)
+    plans = {plan.cell: plan for plan in manifest.cells}
     for golden in manifest.reviewed.goldens:
         cell = met.get(golden.cell)
         if golden.id in retracted:
@@ -83,8 +84,7 @@ def reviewed_rows(
         elif any(row.what == "golden" for row in cell.identity):
             yield _row(golden, "used", cells=(cell.cell,))
         else:
-            plan = next(plan for plan in manifest.cells if plan.cell == golden.cell)
-            why = unfit(golden, plan, [arm.card for arm in cell.arms], manifest.identity.scope)
+            why = unfit(golden, plans[golden.cell], [arm.card for arm in cell.arms], manifest.identity.scope)
             yield _row(golden, "unused", why=why or "no arm gave ids to hold against it")
     for golden in manifest.reviewed.proposed_goldens:
         yield _row(golden, "not in force", why="base's commit does not hold it yet")

@@ -236,7 +236,9 @@ def _page(view: SweepView, style: str | None, href: Callable[[str], str] | None)
 
 def _cell_page(view: SweepView, cell: CellView, doc: JudgeInput | None) -> str:
     scope = Scope((cell,), _PAGE_ROWS, _PAGE_ROWS)
-    sections = [module.build(view, scope) for module in _sections(view) if module is not stamp]
+    fallen = headline.struck(view)
+    sections = [Section("retracted", "Retracted", (), shown=tuple(fallen))] if fallen else []
+    sections += [module.build(view, scope) for module in _sections(view) if module is not stamp]
     if doc is not None:
         sections += explain.sections(view.verdict, doc, cell.name)
     sections.append(stamp.build(view, scope))

@@ -47,7 +47,7 @@ _RETRACTIONS: Final = 5
 def build(view: SweepView, scope: Scope) -> Section:
     """Findings with their remedies first, then the rows that moved, worst first."""
     telling = [*_findings(view, scope), *_logs(view, scope), *_rows(view, scope)]
-    blocks: list[Block] = [*_struck(view), *_arms(view), *_warnings(view, scope), *_side_by_side(view, scope), *telling]
+    blocks: list[Block] = [*struck(view), *_arms(view), *_warnings(view, scope), *_side_by_side(view, scope), *telling]
     if not telling:
         blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
     blocks += _notes(view, scope)
@@ -89,14 +89,14 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
     return [Table("Findings", columns, rows, more=len(findings) - len(shown))]
 
 
-def _struck(view: SweepView) -> list[Block]:
+def struck(view: SweepView) -> list[Block]:
     """What the verdict said before something that it rests on was retracted, and when that was."""
-    struck = view.verdict.struck
-    if struck is None:
+    before = view.verdict.struck
+    if before is None:
         return []
-    said = Struck(f"{struck.outcome}, exit {struck.exit_code}: {struck.headline}")
-    why = [words(f"{one.words} ({one.at})") for one in struck.why[:_RETRACTIONS]]
-    left = len(struck.why) - _RETRACTIONS
+    said = Struck(f"{before.outcome}, exit {before.exit_code}: {before.headline}")
+    why = [words(f"{one.words} ({one.at[:16].replace('T', ' ')} UTC)") for one in before.why[:_RETRACTIONS]]
+    left = len(before.why) - _RETRACTIONS
     more = [words(f"{plural(left, 'more retraction')} in the JSON form")] if left > 0 else []
     return [Paragraph(words(State("retracted", "warn"), ": ", said), "warn"), Listing((*why, *more))]
 

@@ -225,6 +225,7 @@ def test_a_retracted_sweep_gates_with_3_and_says_so_everywhere(
     pages = list((here / "pages").rglob("*.html"))
     assert len(pages) == 2
     assert all("RETRACTED" in page.read_text() for page in pages)
+    assert all("<s>" in page.read_text() for page in pages), "each page strikes out what it said"
 
 
 def test_a_retracted_run_names_the_way_on(stored: Put, documents: Any, capsys: pytest.CaptureFixture[str]) -> None:
