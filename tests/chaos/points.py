@@ -127,11 +127,19 @@ NODE = (
 )
 """Done from outside, under `assay run`."""
 
+CLUSTER = (
+    Point("while a child decodes", "worker", "kill", costs="lost"),
+    Point("while a child decodes", "Ray node", "kill", costs="lost"),
+    Point("while a child decodes", "scheduler", "kill", costs="lost"),
+)
+"""Done from outside, on a cluster: the sweep goes on with a new worker, on the other node, with the next scheduler."""
+
 
 def table() -> list[str]:
     """The points as rows of `docs/results/chaos.md`, in order."""
     served = [(point, point.only or "both") for point in (*DISPATCHER, *CHILD, *SERVER.values())]
-    rows = [*served, *((point, "sqlite, under Ray") for point in (*WORKER, *NODE))]
+    rows = [*served, *((point, "sqlite, `assay run`") for point in (*WORKER, *NODE))]
+    rows += [(point, "sqlite, a Ray cluster") for point in CLUSTER]
     return [
         f"| {point.process} | {point.name} | {WORDS[point.fault]} | {where} | {_spent(point)} |"
         for point, where in rows

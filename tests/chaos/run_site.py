@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
-
+from jobs.judge import input_digest, normalise
 from jobs.store import Store
 from tests.chaos.points import Point
-from tests.chaos.site import ROOT, copy_product, wait_for, wish_of
+from tests.chaos.site import ROOT, wait_for, wish_of
 
 FAKE = ROOT / "tests" / "fakes" / "engine_main.py"
 SWEEP = """\
@@ -49,6 +44,7 @@ class Site:
 
     root: Path
     started: list[subprocess.Popen[str]] = field(default_factory=list)
+    extra: dict[str, str] = field(default_factory=dict)
 
     @property
     def mark(self) -> Path:
@@ -59,13 +55,18 @@ class Site:
         """Made by the fault, with the PID of who met it."""
         return self.root / "met"
 
+    def environ(self) -> dict[str, str]:
+        """What each process of this place finds."""
+        home = str(self.root / "home")
+        places = {"HOME": home, "XDG_CACHE_HOME": f"{home}/cache", "XDG_STATE_HOME": f"{home}/state"}
+        places |= {"TMPDIR": str(self.root / "t"), "PYTHONPATH": str(self.root / "lib")}
+        return {**os.environ, **places, **self.extra}
+
     def assay(self, *words: str, patch: str = "", point: Point | None = None) -> subprocess.Popen[str]:
         """Start a driver, wrapped by `patch`, or with a fault at one point of it or of its workers."""
         program = self.root / "driver.py"
         program.write_text(DRIVER.format(patch=patch))
-        home = str(self.root / "home")
-        environ = {**os.environ, "HOME": home, "XDG_CACHE_HOME": f"{home}/cache", "XDG_STATE_HOME": f"{home}/state"}
-        environ |= {"TMPDIR": str(self.root / "t"), "PYTHONPATH": str(self.root / "lib")}
+        environ = self.environ()
         if point is not None and point.call:
             environ["CHAOS"] = wish_of(point, self.met)
         process = subprocess.Popen(
@@ -96,29 +97,8 @@ class Site:
                 continue
         return found
 
-    def store(self) -> Store:
-        return Store.open(f"sqlite:///{self.root / '.assay' / 'store.db'}", lambda: datetime.now(UTC), migrate=False)
-
-
-@pytest.fixture
-def site() -> Iterator[Site]:
-    root = Path(tempfile.mkdtemp(prefix="ak", dir="/tmp"))  # short: Ray's sockets lie below it
-    (root / "home").mkdir()
-    (root / "t").mkdir()
-    (root / "sleep_s").write_text("0.7")
-    copy_product(root / "lib")
-    package = root / "arm" / "engine"
-    package.mkdir(parents=True)
-    (package / "__init__.py").write_text("")
-    shutil.copyfile(FAKE, package / "__main__.py")
-    env = json.dumps({"FAKE_ENGINE": json.dumps({"sleep_file": str(root / "sleep_s"), "mark": str(root / "mark")})})
-    (root / "sweep.yaml").write_text(SWEEP.format(env=env))
-    made = Site(root)
-    yield made
-    for process in made.started:
-        process.kill()
-        process.wait()
-    shutil.rmtree(root, ignore_errors=True)
+    def store(self, name: str = ".assay/store.db") -> Store:
+        return Store.open(f"sqlite:///{self.root / name}", lambda: datetime.now(UTC), migrate=False)
 
 
 def parent(pid: int) -> int:
@@ -130,18 +110,24 @@ def output(process: subprocess.Popen[str], within_s: float = 90) -> str:
     return text
 
 
-def one_complete_attempt_a_run(site: Site) -> dict[str, int]:
+def one_complete_attempt_a_run(site: Site, name: str = ".assay/store.db") -> dict[str, int]:
     """Counts of attempt states; every run complete by exactly one measured attempt, and nothing under a lease."""
-    store = site.store()
+    store = site.store(name)
     (row,) = store.sweeps()
     left = store.pending(row.id)
     assert (left.runs, left.complete, left.live_attempts, left.leased_blocks) == (4, 4, 0, 0)
     states: dict[str, int] = {}
-    for run in store.judge_input(row.id).cells[0].runs:
+    given, verdict = store.judge_input(row.id), store.verdict(row.id)
+    assert verdict is not None and verdict.input_digest == input_digest(normalise(given)), (
+        "judged on all that is stored"
+    )
+    told = {(one.attempt_id, one.reason) for one in verdict.set_aside}
+    for run in given.cells[0].runs:
         assert [a.state for a in run.attempts].count("measured") == 1
         assert run.record is not None
         assert run.record.attempt_id == next(a.attempt_id for a in run.attempts if a.state == "measured")
         for attempt in run.attempts:
+            assert attempt.state == "measured" or (attempt.attempt_id, attempt.reason) in told, "the report says why"
             states[attempt.state] = states.get(attempt.state, 0) + 1
     assert row.state == "judged"
     store.close()

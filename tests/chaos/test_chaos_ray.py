@@ -12,7 +12,6 @@ from tests.chaos.points import NODE, WORKER, Point
 from tests.chaos.run_site import Site, nothing_left, one_complete_attempt_a_run, output, parent, servers
 from tests.chaos.site import LEASE_S, outlasted, wait_for
 
-pytest_plugins = ("tests.chaos.run_site",)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 

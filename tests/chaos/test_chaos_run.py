@@ -17,8 +17,6 @@ import pytest
 from tests.chaos.run_site import Site, nothing_left, one_complete_attempt_a_run, output, parent, resume, servers
 from tests.chaos.site import wait_for
 
-pytest_plugins = ("tests.chaos.run_site",)
-
 # Each replaces one call of the dispatcher by a kill before or after it.
 AFTER_CLAIM = "dispatch.Dispatcher._begin = kill"
 BEFORE_WRITE = "aftermath.settle = kill"
