@@ -21,6 +21,7 @@ from jobs.model import (
     Certificate,
     Equation,
     Generation,
+    KeyBytes,
     Missing,
     Reading,
     RunFact,
@@ -174,7 +175,18 @@ def invalid_figures(record: RunRecord) -> list[str]:
             if tokens.gaps and (len(tokens.gaps) != len(tokens.ids) or -math.inf < min(tokens.gaps) < 0)
         ]
         faults += [f"{where}: {fault}" for fault in _odd_steps(generation)]
+    faults += [f"key {row.key}: {name} is {value}" for row in record.keys for name, value in _negative(row)]
+    if (record.peak_rss_bytes or 0) < 0:
+        faults.append(f"peak_rss_bytes is {record.peak_rss_bytes}")
     return faults + [flag for flag in record.flags if _FLAGGED_FIGURE.match(flag)]
+
+
+def _negative(row: KeyBytes) -> list[tuple[str, int]]:
+    """Figures of a key below zero."""
+    least = min(row.nbytes, row.hits, row.retained, row.bypassed, row.evicted, row.staged, row.in_place)
+    if least >= 0 and row.gathered_bytes >= 0:
+        return []
+    return [(name, value) for name, value in row if isinstance(value, int) and value < 0]
 
 
 def _odd_steps(generation: Generation) -> list[str]:

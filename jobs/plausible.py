@@ -39,6 +39,13 @@ CARRYING = frozenset(
 TWINS = tuple((name, counter.twin) for name, counter in COUNTERS.items() if counter.twin)
 """Counters of events, each with that of their bytes."""
 
+PEAKS = (
+    ("content_resident_bytes", "peak_resident_bytes"),
+    ("mapped_physical_bytes", "peak_committed_bytes"),
+    ("kv_committed_bytes", "peak_kv_committed_bytes"),
+)
+"""Gauges, each with the peak of the same bytes."""
+
 _COHERENT = re.compile(r"\bG[HB]\d")
 """Cards whose host memory lies behind NVLink-C2C, such as GH200 and GB10: PCIe says nothing about their copies."""
 
@@ -47,7 +54,7 @@ assert {"htod_bytes", "physical_owned_bytes", "modelled_ns", "page_ins"} <= set(
 
 def impossible(record: RunRecord) -> list[str]:
     """Claims of a record that cannot be, each with the claim and the bound that it breaks; empty for one that can."""
-    found = [_modelled(record), *_twins(record), _captured(record)]
+    found = [_modelled(record), *_twins(record), *_peaks(record), _captured(record)]
     if record.certificate is not None:
         found += [_clock(record, record.certificate), *_on_card(record, record.certificate)]
     return [fault for fault in found if fault]
@@ -88,6 +95,14 @@ def _twins(record: RunRecord) -> Iterator[str]:
             yield f"{twin} is {nbytes:,.0f} and {name} is 0"
         elif 0 <= nbytes < events and name in CARRYING:
             yield f"{twin} is {nbytes:,.0f} and {name} is {events:,.0f}: each carries a byte at least"
+
+
+def _peaks(record: RunRecord) -> Iterator[str]:
+    """A highest value below the one that stands at the end."""
+    for name, peak in PEAKS:
+        last, highest = _counter(record, name), _counter(record, peak)
+        if last is not None and highest is not None and highest < last:
+            yield f"{peak} is {highest:,.0f} and {name} is {last:,.0f} at the end"
 
 
 def _captured(record: RunRecord) -> str:

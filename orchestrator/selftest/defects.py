@@ -66,6 +66,9 @@ PAGED = Scenario(config=MappingProxyType({"weight_budget": "50%", "policy": "sta
 LRU = Scenario(config=MappingProxyType({"weight_budget": "50%", "policy": "lru"}), witness="evictions > 0")
 SLOT = Scenario(config=MappingProxyType({"weight_budget": "50%", "policy": "stable_slot"}), witness="page_ins > 0")
 STAGED = Scenario(config=MappingProxyType({"weight_budget": "50%", "policy": "staging"}), witness="ring_waits > 0")
+IN_PLACE = Scenario(
+    config=MappingProxyType({"weight_budget": "50%", "policy": "zero_copy"}), witness="zero_copy_reads > 0"
+)
 RESIDENT = Scenario(witness="replays > 0")
 GROWN = Scenario(
     config=MappingProxyType({"kv_layout": "head-major", "kv_min_bucket": 4}), witness="kv_growth_dtod_bytes > 0"
@@ -79,6 +82,7 @@ CLEAN = MappingProxyType(
         "lru under a budget": LRU,
         "a fixed slot under a budget": SLOT,
         "staging under a budget": STAGED,
+        "read in place under a budget": IN_PLACE,
         "all resident, captured": RESIDENT,
         "a cache that grows and moves": GROWN,
         "a mixture, all resident": MIXTURE,

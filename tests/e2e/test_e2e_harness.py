@@ -80,6 +80,21 @@ def test_an_engine_of_theirs_stands_beside_ours(
     assert (verdict.outcome, verdict.exit_code) == (outcome, code), [f.message for f in verdict.findings]
 
 
+def test_a_harness_in_cpp_is_built_and_compared(checkout: Path, repository: Path, tmp_path: Path) -> None:
+    [harness] = re.findall(r"```cpp\n(.*?)```", (checkout / "docs/adapters.md").read_text(), re.DOTALL)
+    assert len(harness.splitlines()) <= 10
+    (repository / "bench.cc").write_text(harness)
+    stub = '#include <cstdlib>\n#include <string>\ninline std::string ids_of() { return "7,8,9,10,11,12,13,14"; }\n'
+    (repository / "my_engine.h").write_text(stub)
+    sweep = repository / "my-engine.yaml"
+    build = "build: {command: c++ -O2 -o bench bench.cc, outputs: [bench]}, command: ./bench"
+    text = sweep.read_text().replace("command: ./bench.sh", build).replace("git:HEAD", "path:.")
+    sweep.write_text(text)
+    verdict = swept(repository, tmp_path).verdict
+    assert (verdict.outcome, verdict.exit_code) == ("PASS", 0), [f.message for f in verdict.findings]
+    assert verdict.cells[0].arms[0].stop_reasons == {"length": 6}
+
+
 def test_a_changed_engine_is_found_by_its_tokens(repository: Path, tmp_path: Path) -> None:
     (repository / "my-engine").write_text(ENGINE.replace("% 97", "% 89"))
     done = swept(repository, tmp_path)

@@ -253,6 +253,18 @@ UNTOLD = {
         "and none has a node",
     ),
     "more replays than steps": ({"counters": {"decode_steps": 21}}, "BROKEN_INVARIANT", 1, "of 21 one-token steps"),
+    "a peak below what is held": (
+        {"counters": {"content_resident_bytes": 9000, "peak_resident_bytes": 8192}},
+        "BROKEN_INVARIANT",
+        1,
+        "peak_resident_bytes is 8,192",
+    ),
+    "a key read less than never": (
+        {"result": {"keys": [{"key": "w", "nbytes": 4096, "hits": -1}]}},
+        "BROKEN_INVARIANT",
+        1,
+        "key w: hits is -1",
+    ),
     "gaps below zero": ({"generation": {"gaps": [-1.0] * 12}}, "BROKEN_INVARIANT", 1, "the least -1.0"),
     "gaps of other ids": ({"generation": {"gaps": [1.0] * 9}}, "BROKEN_INVARIANT", 1, "9 top-2 gaps of 12 ids"),
     "another driver": ({"driver": "2"}, "NOT_COMPARABLE", 3, "card's driver is 1 in base and 2 in head"),
