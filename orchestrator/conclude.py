@@ -11,6 +11,7 @@ from pathlib import Path
 from jobs.errors import SpecError
 from jobs.judge import Asked, concluded, judge, stamped
 from jobs.provenance import harness_digest, own_root
+from jobs.retracted import struck
 from jobs.store import Store
 from jobs.verdict import Verdict
 from orchestrator.version import harness_version
@@ -53,9 +54,7 @@ def verdict_or_questions(store: Store, sweep_id: str) -> Verdict | tuple[Asked, 
 def _kept(store: Store, sweep_id: str, verdict: Verdict, *, closes: bool) -> Verdict:
     verdict = stamped(verdict, harness_digest(own_root()), harness_version())
     store.write_verdict(sweep_id, verdict, verdict.input_digest, closes=closes)
-    kept = store.verdict(sweep_id)  # which may be struck out: the sweep can have been retracted
-    assert kept is not None, sweep_id
-    return kept
+    return struck(verdict, store.retractions(sweep_id))  # the sweep can have been retracted
 
 
 def make_folder(out: Path, reports: Sequence[str] = (PAGE, COMMENT, DOCUMENT)) -> None:

@@ -36,7 +36,7 @@ from jobs.store.connect import Database
 from jobs.store.retractions import Struck
 from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, Priority, RunTicket, SweepRow
 from jobs.tables import block
-from jobs.verdict import Verdict
+from jobs.verdict import Retraction, Verdict
 
 __all__ = [
     "AttemptRef",
@@ -308,6 +308,10 @@ class Store:
     def verdict(self, sweep_id: str) -> Verdict | None:
         """The verdict in force, struck out where what it rests on was retracted; None before the first."""
         return self._database.read(lambda c: verdicts.newest(c, sweep_id))
+
+    def retractions(self, sweep_id: str) -> tuple[Retraction, ...]:
+        """What was retracted of all that a sweep's verdict in force rests on."""
+        return self._database.read(lambda c: verdicts.fallen(c, sweep_id))
 
     def outcomes(self, sweep_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
         """Outcome and exit code of the verdict in force of each of some sweeps that has one."""

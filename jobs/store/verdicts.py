@@ -19,7 +19,7 @@ from jobs.retracted import struck
 from jobs.store import events, retractions, submission
 from jobs.store.rows import new_id
 from jobs.tables import adjudication, finding, sweep, verdict
-from jobs.verdict import Verdict
+from jobs.verdict import Retraction, Verdict
 
 
 def write_verdict(
@@ -111,12 +111,22 @@ def _write_findings(connection: Connection, verdict_id: str, document: Verdict) 
 
 def outcomes(connection: Connection, sweep_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
     """Outcome and exit code of the verdicts in force, without their documents; sweeps without one are not there."""
+    rows = _in_force(connection, sweep_ids)
+    struck_out = retractions.of_verdicts(connection, rows)
+    retracted: tuple[str, int] = ("RETRACTED", EXIT_WHEN_BLOCKING["RETRACTED"])
+    return {one: retracted if one in struck_out else (row.outcome, row.exit_code) for one, row in rows.items()}
+
+
+def fallen(connection: Connection, sweep_id: str) -> tuple[Retraction, ...]:
+    """What was retracted of all that a sweep's verdict in force rests on."""
+    return retractions.of_verdicts(connection, _in_force(connection, [sweep_id])).get(sweep_id, ())
+
+
+def _in_force(connection: Connection, sweep_ids: Sequence[str]) -> dict[str, Any]:
+    """The newest verdicts of some sweeps, without their documents."""
     columns = (verdict.c.id, verdict.c.sweep_id, verdict.c.outcome, verdict.c.exit_code, verdict.c.created_at)
     wanted = select(*columns).where(verdict.c.sweep_id.in_(sweep_ids)).order_by(verdict.c.number)
-    rows = {row.sweep_id: row for row in connection.execute(wanted)}
-    fallen = retractions.of_verdicts(connection, rows)
-    retracted: tuple[str, int] = ("RETRACTED", EXIT_WHEN_BLOCKING["RETRACTED"])
-    return {one: retracted if one in fallen else (row.outcome, row.exit_code) for one, row in rows.items()}
+    return {row.sweep_id: row for row in connection.execute(wanted)}
 
 
 def newest(connection: Connection, sweep_id: str) -> Verdict | None:
