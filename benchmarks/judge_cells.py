@@ -4,7 +4,7 @@ A cell is base and head in one block, four runs, each with one generation of 16 
 made of them: 42 rows of metrics are compared. The runs of one cell are written to a store as a worker's are, and copied
 there by SQL to all others. Each step is measured in a process of its own, so that none sits on another's memory:
 `judge` has the whole document before it and is timed alone; `read` takes it from the store; `write` keeps the verdict;
-`assay judge` is the command, from its start to its exit.
+`assay judge` is the command, from its start to its exit, first without a verdict in the store and then with one.
 
     python -m benchmarks.judge_cells [--cells N] [--out FILE]
 """
@@ -56,8 +56,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ab-") as folder:
         url = f"sqlite:///{folder}/store.db"
         fill(url, arguments.cells)
-        rows = [alone(name, arguments.cells, url) for name in ("judge", "read", "write")]
-        rows.append(command(url))
+        rows = [alone(name, arguments.cells, url) for name in ("judge", "read")]
+        rows += [command(url, "assay judge"), command(url, "assay judge, again")]
+        rows.append(alone("write", arguments.cells, url))
     record = {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": host_facts(),
@@ -143,7 +144,7 @@ def alone(name: str, cells: int, url: str) -> dict[str, Any]:
     return found
 
 
-def command(url: str) -> dict[str, Any]:
+def command(url: str, step: str) -> dict[str, Any]:
     """`assay judge` from its start to its exit."""
     store = Store.open(url, lambda: datetime.now(UTC))
     [row] = store.sweeps()
@@ -154,7 +155,7 @@ def command(url: str) -> dict[str, Any]:
     _, status, usage = os.wait4(child.pid, 0)
     wall_s = time.perf_counter() - began_s
     return {
-        "step": "assay judge",
+        "step": step,
         "exit_code": os.waitstatus_to_exitcode(status),
         "wall_s": round(wall_s, 2),
         "cpu_s": round(usage.ru_utime + usage.ru_stime, 2),

@@ -347,6 +347,12 @@ class Verdict(Document):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
+    def canonical(self) -> str:
+        """As any document's, written cell by cell: whole, a sweep of ten thousand would take gigabytes."""
+        around = Document.canonical(self.model_copy(update={"cells": ()}))
+        before, after = around.split('"cells":[]', 1)
+        return f'{before}"cells":[{",".join(cell.canonical() for cell in self.cells)}]{after}'
+
     def of_ids(self) -> dict[tuple[str, str], list[Finding]]:
         """What was found of ids, worst first, by cell and arm: also a broken lock, which no comparison shows."""
         found: dict[tuple[str, str], list[Finding]] = {}

@@ -42,6 +42,7 @@ def judge_sweep(store: Store, sweep_id: str, *, final: bool = False) -> Verdict:
         run.state == "pending" for cell in given.cells for run in cell.runs
     )
     verdict = answer if isinstance(answer, Verdict) else concluded(given, "no worker was there")
+    del given  # of a large sweep it is as much again as the verdict, which takes room to be written
     return _kept(store, sweep_id, verdict, closes=final or not is_left)
 
 

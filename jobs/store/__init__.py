@@ -307,7 +307,8 @@ class Store:
 
     def verdict(self, sweep_id: str) -> Verdict | None:
         """The verdict in force, struck out where what it rests on was retracted; None before the first."""
-        return self._database.read(lambda c: verdicts.newest(c, sweep_id))
+        with collector.paused():
+            return self._database.read(lambda c: verdicts.newest(c, sweep_id))
 
     def retractions(self, sweep_id: str) -> tuple[Retraction, ...]:
         """What was retracted of all that a sweep's verdict in force rests on."""
