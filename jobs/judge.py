@@ -114,7 +114,11 @@ def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
         cells=cells,
         set_aside=tuple(row for cell in judged for row in cell.set_aside),
         warnings=losses.warnings(cells),
-        notes=(*declared.notes(doc.manifest, cells), *waivers.notes(ruled)),
+        notes=(
+            *(f"{arm.name}: {arm.note}" for arm in doc.manifest.arms if arm.note),
+            *declared.notes(doc.manifest, cells),
+            *waivers.notes(ruled),
+        ),
         reviewed=(*declared.reviewed_rows(doc.manifest, cells), *ruled),
         blind_spots=wording.blind_spots(doc, cells),
         cells_expected=len(doc.manifest.cells),
@@ -182,6 +186,10 @@ def input_digest(doc: JudgeInput) -> str:
         digest.update(b"]}")
     digest.update(f"]{after}".encode())
     return digest.hexdigest()
+
+
+def _told_of_arms(doc: JudgeInput) -> list[str]:
+    return [f"{arm.name}: {arm.note}" for arm in doc.manifest.arms if arm.note]
 
 
 def _runs(given: CellInput | None) -> tuple[RunFact, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from jobs import (
     compare,
     controls,
+    creep,
     gates,
     goldens,
     judge_pair,
@@ -100,13 +101,15 @@ class _Cell:
         self.time_plan = compare.TimePlan(plan.blocks, time_rows, plan.fresh_blocks, awaits)
         self.smaller = smaller
         self.golden = golden
-        self.arms = self._weighed(plan, runs)
+        known = self._weighed(plan, runs)
+        self.arms = [arm for arm in known if arm.plan.role != "anchor"]
+        self.anchors = [arm for arm in known if arm.plan.role == "anchor"]
         self.base = next((arm for arm in self.arms if arm.plan.role == "base"), None)
         self.nulls = [arm for arm in self.arms if arm.plan.role == "null"]
         self.others = [arm for arm in self.arms if arm.plan.role in ("head", "variant")]
         tested = judge_pair.tested_arms([arm.plan for arm in self.arms])
         self.tested = [arm for arm in self.arms if arm.plan in tested]
-        self.strangers = sorted({run.arm for run in runs} - {arm.name for arm in self.arms})
+        self.strangers = sorted({run.arm for run in runs} - {arm.name for arm in known})
         self.notes: list[str] = []
         self.self_rows: dict[str, tuple[IdentityRow, ...]] = {}
         self.pair_rows: dict[str, tuple[IdentityRow, ...]] = {}
@@ -135,6 +138,9 @@ class _Cell:
             for arm in (*self.nulls, *self.others):
                 self._against_base(self.base, arm, vacuous, strays)
         self._own_lengths_and_corruption()
+        for anchor in self.anchors:
+            for arm in self.tested:
+                self.notes += creep.notes(self.plan, anchor, arm, self._varies(arm), self.contract)
         self._ask_for_runs()
         return self._conclude()
 
@@ -315,7 +321,7 @@ class _Cell:
             exit_code=outcomes.fold(finding.exit_code for finding in findings),
             model=self.plan.model,
             prompt=self.plan.prompt,
-            arms=tuple(view(arm, self.plan.config) for arm in self.arms),
+            arms=tuple(view(arm, self.plan.config) for arm in (*self.arms, *self.anchors)),
             identity=tuple(
                 row for rows in (*self.pair_rows.values(), self.golden_rows, *self.self_rows.values()) for row in rows
             ),

@@ -36,7 +36,7 @@ Reading = Annotated[int | float | Missing, Field(union_mode="left_to_right")]
 
 GateAction = Literal["block", "advise", "off"]
 Order = Literal["ABBA", "random", "sequential"]
-ArmRole = Literal["base", "head", "null", "variant"]
+ArmRole = Literal["base", "head", "null", "variant", "anchor"]
 
 
 class Gate(Document):
@@ -111,6 +111,7 @@ class ArmPlan(Document):
     command: tuple[str, ...] = ()
     build: BuildPlan | None = None
     counters: tuple[str, ...] = ()
+    note: str = ""  # on how its commit was found
     reads: Reads | None = None
 
     @property
@@ -123,7 +124,7 @@ class ArmPlan(Document):
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written as before there were builds and programs where it has none: stored manifests keep their digests."""
         fields: dict[str, Any] = serialize(self)
-        for name in ("build", "counters", "reads"):
+        for name in ("build", "counters", "reads", "note"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields

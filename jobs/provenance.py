@@ -26,7 +26,7 @@ HARNESS_APART = frozenset({"jobs/migrations", "jobs/sweeps"})
 SHELL = ("bash", "-euo", "pipefail", "-c")
 """What runs a sweep file's commands: builds, and arms that are programs."""
 
-SourceKind = Literal["checkout", "installed", "path", "git"]
+SourceKind = Literal["checkout", "installed", "path", "git", "merge-base"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ class ResolvedArm:
     tree_digest: str
     commit: str | None = None
     failure: BuildFailure | None = None
+    note: str = ""  # on how its commit was found
 
 
 class Resolver(Protocol):

@@ -138,7 +138,7 @@ def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...
         spots.append("Cells with one block: no difference in time can be told from noise.")
     if not any(arm.role == "null" for arm in doc.manifest.arms):
         spots.append("No null arm: an unsteady host would not show.")
-    if cells and all(arm.role in ("base", "head", "null") for arm in doc.manifest.arms) and _one_config(doc):
+    if cells and all(arm.role in ("base", "head", "null", "anchor") for arm in doc.manifest.arms) and _one_config(doc):
         spots.append("One setting of each engine option: faults in others, such as capture off, cannot show.")
     return tuple(spots)
 

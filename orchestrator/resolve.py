@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from engine.tokens import Tokens
 from engine.zoo import MODELS, build, model_digest
 from jobs.adapters.model_files import AnyModelDigests
 from jobs.arm_build import Built, build_place, build_tree, find_built
+from jobs.baselines import Baseline, earlier_push, merge_base
 from jobs.errors import SpecError
 from jobs.git_trees import CheckoutState, checkout_state, export_engine, toplevel
 from jobs.model import BuildFailure, BuildPlan
@@ -77,6 +78,15 @@ class LocalResolver:
 
     def arm(self, name: str, source: ArmSource) -> ResolvedArm:
         """An engine tree, copied aside when it could change under the runs; built there when the arm asks for that."""
+        if source.kind == "merge-base":
+            base = self._merge_base(source)
+            return replace(self.arm(name, replace(source, kind="git", value=base.commit)), note=base.note)
+        found = self._arm(name, source)
+        if source.kind == "git" and found.commit is not None:
+            return replace(found, note=earlier_push(self._holder(source), found.commit))
+        return found
+
+    def _arm(self, name: str, source: ArmSource) -> ResolvedArm:
         if source.build is not None:
             return self._built(name, source, source.build)
         if source.program:
@@ -96,9 +106,10 @@ class LocalResolver:
         """All of an arm's source, as a build or a program needs it, and its commit where it has one."""
         if source.kind == "path":
             return whole_folder(Path(source.value), program=source.program), None
+        if source.kind == "merge-base":
+            source = replace(source, kind="git", value=self._merge_base(source).commit)
         if source.kind == "git":
-            repository = self._around() if source.program else self._repository()
-            return whole_ref(repository, source.value, program=source.program)
+            return whole_ref(self._holder(source), source.value, program=source.program)
         assert source.kind == "checkout", source
         checkout = self._around() if source.program else self._checkout(name)
         return whole_folder(checkout, program=source.program), _commit_words(
@@ -119,6 +130,13 @@ class LocalResolver:
             self._failed[place] = failure
         self.tell(f"arm {name}: build failed: {failure.reason} (log in {place / 'log'})")
         return ResolvedArm(None, "", commit, failure)
+
+    def _merge_base(self, source: ArmSource) -> Baseline:
+        return merge_base(self._holder(source), source.value, program=source.program)
+
+    def _holder(self, source: ArmSource) -> Path:
+        """The repository that holds an arm's commits."""
+        return self._around() if source.program else self._repository()
 
     def _around(self) -> Path:
         """The working tree around the current folder, or that folder: what a program's checkout is."""

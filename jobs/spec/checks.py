@@ -24,10 +24,11 @@ VARIES_APART = ("build", "env", "program")
 """What `varies` may name beside engine config names: the engine's code, the arm's environment, and its adapter with
 what that is told."""
 
-SOURCES = "checkout, installed, path:DIR, git:REF, or like: ARM in place of a source"
+SOURCES = "checkout, installed, path:DIR, git:REF, merge-base:REF, or like: ARM in place of a source"
 MOST_CELLS = 10_000
 MOST_SOURCE = 4096
-ROLES: dict[str, ArmRole] = {"base": "base", "head": "head", "null": "null"}
+PLAIN_SOURCES = frozenset({"checkout", "installed"})
+ROLES: dict[str, ArmRole] = {"base": "base", "head": "head", "null": "null", "anchor": "anchor"}
 
 
 def check_sweep(form: SweepForm, source: Source) -> None:
@@ -186,9 +187,9 @@ def _loops(form: SweepForm, name: str) -> bool:
 
 def _source(text: str, path: Path_, source: Source) -> Iterator[SpecError]:
     kind, colon, value = text.partition(":")
-    if kind in {"path", "git"} and (not colon or not value.strip()):
+    if kind in {"path", "git", "merge-base"} and (not colon or not value.strip()):
         yield source.error(path, f"source {text!r} names no {'folder' if kind == 'path' else 'ref'}", f"{kind}:NAME")
-    elif kind not in {"path", "git", "checkout", "installed"} or (colon and kind in {"checkout", "installed"}):
+    elif kind not in {"path", "git", "merge-base", *PLAIN_SOURCES} or (colon and kind in PLAIN_SOURCES):
         yield source.error(path, f"unknown source {text!r}", f"known: {SOURCES}")
 
 
@@ -330,7 +331,9 @@ def _roles(form: SweepForm, source: Source) -> Iterator[SpecError]:
         yield source.error(("arms",), "one arm compares with nothing", "add head, or null: {like: base}")
     if roles[names[0]] != "base":
         yield source.error(("arms", names[0]), f"the first arm is {names[0]!r}, not the base", "write base first")
-    for role in ("base", "head", "null"):
+    if len(names) > 1 and not set(roles.values()) - {"base", "anchor"}:
+        yield source.error(("arms",), "no arm is held against base", "add head: an anchor is held against head alone")
+    for role in ("base", "head", "null", "anchor"):
         holders = [name for name in names if roles[name] == role]
         if len(holders) > 1:
             yield source.error(

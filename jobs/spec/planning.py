@@ -154,10 +154,13 @@ def _resolved(spec: SweepSpec, arm: ArmPlan, resolver: Resolver) -> ArmPlan:
         raise _placed(spec, path, error) from error
     told = {
         "commit": found.commit,
+        "note": found.note if arm.role == "base" else "",
         "tree_digest": found.tree_digest,
         "python_path": None if found.python_path is None else str(found.python_path),
         "build": None if arm.build is None else arm.build.model_copy(update={"failure": found.failure}),
     }
+    if kind == "merge-base":  # from here on it is that commit, also for the reviewed files that are read there
+        told["source"] = f"git:{found.commit}"
     return arm.model_copy(update=told)
 
 
