@@ -54,11 +54,12 @@ class Ranked:
 def rank(verdict: Verdict) -> tuple[Ranked, ...]:
     """Every moved row of the verdict, worst first; equal rows keep the verdict's order."""
     rows: list[Ranked] = []
+    waived = {(finding.cell, finding.metric) for finding in verdict.findings if finding.was}
     for cell in verdict.cells:
         rows += [_identity(cell, row) for row in cell.identity if row.klass != "IDENTICAL"]
         rows += [_witness(cell, row) for row in cell.witnesses if not row.holds]
         rows += [_invariant(cell, row) for row in cell.invariants if not row.holds]
-        rows += [_metric(cell, row) for row in cell.exact if _moved(row)]
+        rows += [_metric(cell, row, (cell.cell, row.metric) in waived) for row in cell.exact if _moved(row)]
         rows += [_time(cell, row) for row in cell.time if row.klass in _TIME_RANK]
     return tuple(sorted(rows, key=lambda row: (row.rank, -row.size)))
 
@@ -89,8 +90,9 @@ def _invariant(cell: CellVerdict, row: InvariantRow) -> Ranked:
     return Ranked(2, 0.0, cell.cell, f"invariant {row.name}", State("broken", "bad"), *sides, f"arm {row.arm}")
 
 
-def _metric(cell: CellVerdict, row: MetricRow) -> Ranked:
+def _metric(cell: CellVerdict, row: MetricRow, waived: bool) -> Ranked:
     word, tone = METRICS[row.klass]
+    word, tone = (f"{word}, waived", "warn") if waived else (word, tone)
     unit = shown_unit(row.metric, row.unit)
     rank_ = _METRIC_RANK.get(row.klass, _NEUTRAL)
     if row.klass == "regressed" and not row.gating:

@@ -87,8 +87,7 @@ def of_verdicts(connection: Connection, rows: Mapping[str, Any]) -> dict[str, tu
                 found[row.sweep_id].append(_retraction("run", row, row.cell))
         sweeps = {rows[one].id: one for one in part}
         for kind, row in _cited(connection, list(sweeps)):
-            if row.retracted_at >= rows[sweeps[row.citing]].created_at:
-                found[sweeps[row.citing]].append(_retraction(kind, row, row.cell))
+            found[sweeps[row.citing]].append(_retraction(kind, row, row.cell))
     return {sweep_id: tuple(found[sweep_id]) for sweep_id in found}
 
 

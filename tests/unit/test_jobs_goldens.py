@@ -151,6 +151,8 @@ def test_a_retracted_golden_is_struck_out_and_its_forerunner_does_not_come_back(
     assert verdict.exit_code == 0
     assert [(row.id, row.state) for row in verdict.reviewed] == [(old.id, "unused"), (new.id, "retracted")]
     assert any("is retracted: its card was faulty" in note for note in verdict.notes)
+    assert judged(documents.sweep(), old).exit_code == 1
+    assert judged(documents.sweep(), old, retracted={old.id: "why"}).exit_code == 0, "it accuses nobody any more"
 
 
 def test_a_golden_of_the_change_itself_is_not_in_force(documents: Any) -> None:

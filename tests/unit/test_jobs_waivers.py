@@ -45,6 +45,7 @@ def test_a_waived_finding_costs_nothing_and_is_shown_with_its_evidence(documents
         assert "segments rose by 1" in text, form
         assert "waived as REGRESSED until 2026-12-31" in text, form
         assert "example.org/4711" in text, form
+    assert "🟡 **regressed, waived**" in render(verdict, "comment")
     (row,) = verdict.reviewed
     assert (row.kind, row.state, row.cells) == ("waiver", "used", (verdict.cells[0].cell,))
     assert next(row for row in verdict.cells[0].exact if row.metric == "segments").note.endswith("waived")

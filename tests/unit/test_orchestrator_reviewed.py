@@ -135,6 +135,19 @@ def test_a_retracted_run_or_sweep_cannot_be_blessed(
     assert "is retracted: wrong model" in failed(capsys, "bless", sweep_id, CELL, "--reason", "x")
 
 
+def test_an_arm_with_a_run_that_does_not_count_cannot_be_blessed(
+    stored: Put, documents: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_id = stored(documents.sweep())
+    listed = done(capsys, "explain", sweep_id, CELL)
+    head = next(line for line in listed.splitlines() if " head " in line and "run_" in line)
+    done(capsys, "retract", re.findall(r"run_[0-9a-z]{26}", head)[0], "--reason", "the fan was blocked")
+    done(capsys, "judge", sweep_id, code=3)
+    said = failed(capsys, "bless", sweep_id, CELL, "--reason", "x")
+    assert "1 of its 2 runs do not count: retracted: the fan was blocked" in said
+    assert "32 ids of base" in done(capsys, "bless", sweep_id, CELL, "--arm", "base", "--reason", "the mirror")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
