@@ -137,8 +137,8 @@ def call(arguments: list[str]) -> int:
         return _fail(str(exc), HOST_FAULT)
     except OSError as exc:
         return _fail(_os_words(exc), HOST_FAULT)
-    except typer.Abort:  # as typer has it, an interrupt too
-        return _stopped(INTERRUPTS[-1], begun) if INTERRUPTS else exit_code()
+    except typer.Abort:
+        return exit_code()
     except KeyboardInterrupt as told:
         return _stopped(told, begun)
     except SystemExit:  # typer leaves with code 1 when a pipe breaks
@@ -148,6 +148,8 @@ def call(arguments: list[str]) -> int:
             return _stopped(INTERRUPTS[-1], begun)
         traceback.print_exc()
         return _fail("this is a bug in assay; nothing is known about the engine under test", HOST_FAULT)
+    if INTERRUPTS:  # typer makes of one that a command does not hear a code without words
+        return _stopped(INTERRUPTS[-1], begun)
     return int(code or 0)
 
 

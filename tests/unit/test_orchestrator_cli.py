@@ -6,8 +6,10 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -337,6 +339,29 @@ cli.main()
     command = [sys.executable, "-P", "-c", script]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (130, "error: stopped while it was starting; nothing was begun\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_any_command_with_words_and_its_code(tiny: Path, number: int, code: int) -> None:
+    words = ["engine", "audit", "--model", str(tiny), "--prompt-ids", "1 2", "--generations", "1000"]
+    script = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what starts in the background of a shell ignores it
+from orchestrator.cli import main
+sys.argv = ["assay", *{words!r}]
+print(flush=True)
+main()
+"""
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen([sys.executable, "-P", "-c", script], env=environ, stdout=-1, stderr=-1, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    time.sleep(1.5)
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, told.split("\n")[-2]) == (
+        code, "error: stopped before it was done; what it had stored by then stays"
+    )  # fmt: skip
 
 
 def test_a_broken_pipe_ends_quietly(here: Path) -> None:
