@@ -12,7 +12,7 @@ from pathlib import Path
 from jobs.judge import input_digest, normalise
 from jobs.store import Store
 from tests.chaos.points import Point
-from tests.chaos.site import ROOT, wait_for, wish_of
+from tests.chaos.site import ROOT, living, wait_for, wish_of
 
 FAKE = ROOT / "tests" / "fakes" / "engine_main.py"
 SWEEP = """\
@@ -86,16 +86,8 @@ class Site:
         return [int(line.split()[0]) for line in self.mark.read_text().splitlines()] if self.mark.exists() else []
 
     def descendants(self) -> dict[int, str]:
-        """Live processes of this site, found by the home that all of them inherit."""
-        found = {}
-        needle = f"HOME={self.root / 'home'}".encode()
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
+        """What lives of this site, by PID."""
+        return living(self.root / "home")
 
     def store(self, name: str = ".assay/store.db") -> Store:
         return Store.open(f"sqlite:///{self.root / name}", lambda: datetime.now(UTC), migrate=False)

@@ -70,6 +70,18 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def living(home: Path) -> dict[int, str]:
+    """Processes and their command lines, found by the home that all of a site inherit."""
+    found, needle = {}, f"HOME={home}".encode()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and needle in (entry / "environ").read_bytes().split(b"\0"):
+                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue
+    return found
+
+
 @dataclass
 class Site:
     """`lib` holds the product. The sweep: base and head, four runs, on the card of whoever serves."""
@@ -135,15 +147,8 @@ class Site:
         return Store.open(self.url, lambda: datetime.now(UTC), migrate=False)
 
     def processes(self) -> dict[int, str]:
-        """What lives of this site, by the home that all of it inherits."""
-        found, needle = {}, f"HOME={self.root}".encode()
-        for entry in Path("/proc").iterdir():
-            try:
-                if entry.name.isdigit() and needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-        return found
+        """What lives of this site, by PID."""
+        return living(self.root)
 
     def end(self) -> None:
         """Leave nothing behind."""
