@@ -9,7 +9,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict
 
 _NOT_KEPT: set[str] = set()
-_NOTHING_ELSE = (("__pydantic_extra__", None), ("__pydantic_private__", None))
+_put = object.__setattr__
 
 
 class Document(BaseModel):
@@ -19,7 +19,7 @@ class Document(BaseModel):
 
     def model_post_init(self, _context: Any) -> None:
         """Forget which fields were told: nobody asks, and the set of them is more than half of a row's 1.3 kB."""
-        object.__setattr__(self, "__pydantic_fields_set__", _NOT_KEPT)
+        _put(self, "__pydantic_fields_set__", _NOT_KEPT)
 
     @classmethod
     def made(cls, **fields: Any) -> Self:
@@ -27,10 +27,12 @@ class Document(BaseModel):
 
         Reading them again costs more than everything else that is done for a row; a sweep has a million.
         """
-        assert len(fields) == len(cls.model_fields), (cls, sorted(fields))
-        row = cls.__new__(cls)
-        for name, value in (("__dict__", fields), ("__pydantic_fields_set__", _NOT_KEPT), *_NOTHING_ELSE):
-            object.__setattr__(row, name, value)
+        assert len(fields) == len(cls.__pydantic_fields__), (cls, sorted(fields))
+        row: Self = object.__new__(cls)
+        _put(row, "__dict__", fields)
+        _put(row, "__pydantic_fields_set__", _NOT_KEPT)
+        _put(row, "__pydantic_extra__", None)
+        _put(row, "__pydantic_private__", None)
         return row
 
     def canonical(self) -> str:
