@@ -10,7 +10,7 @@ from jobs.reviewed import Waiver
 from jobs.verdict import CellVerdict, Finding, ReviewedRow
 
 NOT_IN_BASE = "base's commit does not hold it: a change cannot waive what it does itself"
-NO_BASE_COMMIT = "base has no commit to read it at: a change cannot waive what it does itself"
+NO_BASE_COMMIT = "base has no commit of others to read it at: a change cannot waive what it does itself"
 
 
 def day_of(stamp: Stamp) -> date | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from jobs.baselines import earlier_push
 from jobs.errors import SpecError
 from jobs.git_trees import run_git
 from jobs.model import ArmPlan
@@ -55,6 +56,8 @@ def expectations(
         return (), ()
     file = folder / form.expectations
     found = rows_at(base.commit, file, _lenient) if base.source.startswith("git:") and base.commit else None
+    if found is not None and not _reviewed_commit(base, folder):
+        found = ()
     if found is None:
         return tuple(Expectation(**row.model_dump(), self_declared=True) for row in disk.expectations), ()
     mine: Sequence[ExpectationForm] = disk.expectations
@@ -75,10 +78,10 @@ def expectations(
 def reviewed(form: SweepForm, folder: Path, disk: OnDisk, base: ArmPlan) -> Reviewed:
     """Waivers and goldens of base's commit, and what only the files on disk hold.
 
-    Where base has no commit in the files' repository no waiver is in force; a golden is then the tree's own, since it
-    can only find more.
+    Where base has no commit in the files' repository, or one that the change's branch alone holds, no waiver is in
+    force; a golden is then the tree's own, since it can only find more.
     """
-    commit = (base.commit or "").removesuffix("-dirty")
+    commit = _reviewed_commit(base, folder)
     waivers = _at(commit, folder, form.waivers, _waivers)
     goldens = _at(commit, folder, form.goldens, _goldens)
     in_force = disk.goldens if goldens is None else goldens
@@ -111,6 +114,12 @@ def rows_at(commit: str, file: Path, read: Reader[Row]) -> tuple[Row, ...] | Non
     except UnicodeDecodeError as error:
         raise SpecError("the file is not UTF-8 text", "save it as UTF-8", file=where) from error
     return read(read_lines(text, where))
+
+
+def _reviewed_commit(base: ArmPlan, folder: Path) -> str:
+    """Base's commit, where others than the branch under test hold it; else empty: nobody reviewed what is in it."""
+    commit = (base.commit or "").removesuffix("-dirty")
+    return "" if base.source.startswith("git:") and commit and earlier_push(folder, commit) else commit
 
 
 def _at(commit: str, folder: Path, file: str | None, read: Reader[Row]) -> tuple[Row, ...] | None:

@@ -114,6 +114,25 @@ def test_what_the_change_adds_and_bounds_is_in_force_before_bases_rows(repositor
     assert Manifest.model_validate_json(manifest.canonical()) == manifest
 
 
+@pytest.mark.parametrize("branch", ["main", "topic"])
+def test_an_earlier_push_of_the_change_s_own_branch_declares_as_the_change_does(repository: Path, branch: str) -> None:
+    _git(repository, "branch", "-q", "-M", "main")
+    _git(repository, "checkout", "-q", "-B", branch)
+    (repository / "sweeps/changes.yaml").write_text(
+        ROW.format("step_kernels") + "  - {metric: segments, change: higher, reason: mine}\n"
+    )
+    push = _commit(repository)
+    (repository / "change").write_text("more")
+    _commit(repository)
+    (repository / "sweeps/gate.yaml").write_text(SWEEP.format(base=f'"git:{push}"'))
+    manifest = _planned(repository, push)
+    in_force = [(row.metric, row.added) for row in manifest.expectations]
+    if branch == "main":
+        assert (in_force, manifest.proposed) == ([("step_kernels", False), ("segments", False)], ())
+    else:
+        assert (in_force, [row.metric for row in manifest.proposed]) == ([("segments", True)], ["step_kernels"])
+
+
 def test_of_a_head_that_is_a_ref_the_file_of_its_commit_counts(repository: Path) -> None:
     base = _git(repository, "rev-parse", "HEAD").strip()
     text = SWEEP.format(base='"git:main"').replace("{source: checkout}", '{source: "git:topic"}')

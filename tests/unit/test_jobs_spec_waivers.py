@@ -110,6 +110,28 @@ def test_a_dirty_checkout_as_base_is_read_at_its_commit(folder: Path) -> None:
     assert len(_planned(folder, f"{commit}-dirty").reviewed.waivers) == 1
 
 
+@pytest.mark.parametrize(("branch", "in_force"), [("main", 1), ("topic", 0)])
+def test_an_earlier_push_of_the_change_s_own_branch_waives_nothing(folder: Path, branch: str, in_force: int) -> None:
+    """A base that only the branch under test holds was reviewed by nobody; the same commit of a trunk was."""
+    _git(folder, "branch", "-q", "-M", "main")
+    _git(folder, "checkout", "-q", "-B", branch)
+    push = _commit(folder)
+    (folder / "change").write_text("more")
+    _commit(folder)
+    (folder / "gate.yaml").write_text(SWEEP.format(base=f'"git:{push}"'))
+    reviewed = _planned(folder, push).reviewed
+    assert (len(reviewed.waivers), len(reviewed.proposed_waivers)) == (in_force, 1 - in_force)
+    assert (reviewed.at == push, len(reviewed.goldens)) == (bool(in_force), 1)
+
+
+def test_a_merge_base_is_the_commit_that_is_read(folder: Path) -> None:
+    commit = _commit(folder)
+    (folder / "gate.yaml").write_text(SWEEP.format(base='"merge-base:main"'))
+    (folder / "waivers.yaml").write_text("waivers: []\n")
+    reviewed = _planned(folder, commit).reviewed
+    assert (reviewed.at, len(reviewed.waivers)) == (commit, 1)
+
+
 def test_without_a_commit_nothing_is_waived_and_goldens_are_the_trees_own(folder: Path) -> None:
     (folder / "gate.yaml").write_text(SWEEP.format(base="installed"))
     reviewed = _planned(folder, None).reviewed
