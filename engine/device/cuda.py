@@ -312,7 +312,8 @@ class CudaDevice:
                 if not forms:
                     raise NoForm("no CUDA form")
                 strides = {o.name: (0, 0) for o in step.operands if o.ref.kind in CACHES}
-                ready += [prepare(form, step, strides) for form in forms]
+                capacities = (None, 1) if strides else (None,)  # short ones may have a form of their own
+                ready += [prepare(form, step, strides, capacity=c) for c in capacities for form in forms]
             except NoForm as why:
                 reasons.append(f"{step.node} ({step.op}): kernel {step.kernel}: {why}")
         if reasons:

@@ -87,15 +87,25 @@ class Binder:
         """What a launch's kernels are, whatever its addresses; kept for steps whose experts are others each time."""
         step, sequences = launch.step, len(launch.sequences)
         if not launch.once:
-            strides = {p.operand.name: _strides(p) for p in launch.placed if p.operand.ref.kind in CACHES}
-            return tuple(self._form(step, form, strides, sequences) for form in kernels.get(step.kernel).forms)
+            caches = [p for p in launch.placed if p.operand.ref.kind in CACHES]
+            strides = {p.operand.name: _strides(p) for p in caches}
+            capacity = next((p.placement.capacity for p in caches if p.placement is not None), None)
+            forms = kernels.get(step.kernel).forms
+            return tuple(self._form(step, form, strides, sequences, capacity) for form in forms)
         name = (step.node, step.kernel, step.operands, sequences)
         if name not in self._routed:
             self._routed[name] = tuple(self._form(step, form, {}, sequences) for form in kernels.get(step.kernel).forms)
         return self._routed[name]
 
-    def _form(self, step: Step, form: CudaForm, strides: dict[str, tuple[int, int]], sequences: int) -> _Form:
-        made = prepare(form, step, strides, sequences)
+    def _form(
+        self,
+        step: Step,
+        form: CudaForm,
+        strides: dict[str, tuple[int, int]],
+        sequences: int,
+        capacity: int | None = None,
+    ) -> _Form:
+        made = prepare(form, step, strides, sequences, capacity)
         return _Form(
             made,
             self._card.load(made.variant, made.geometry.shared_bytes),

@@ -179,9 +179,16 @@ def _power(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
+def _may_be_long(refs: Refs, p: Params) -> bool:
+    """Whether a query may see more than SHORT positions, of a cache whose capacity is 0 where it is not known: if not,
+    the grid and the registers of parts are spared.
+    """
+    return not (0 < refs["k_cache"].shape[0] <= SHORT or 0 < p["window"] <= SHORT)
+
+
 def _heads_and_rows(refs: Refs, p: Params) -> Geometry:
     """A block for a head and row, and as many as parts need where they are spread; 16 warps while sums have room."""
-    size, split = p["head_size"], split_of(p)
+    size, split = p["head_size"], split_of(p) if _may_be_long(refs, p) else None
     each, lanes = _lanes(size)
     threads = 32 * _WARPS if size <= _WIDEST else 128
     defines: dict[str, str | int] = {"EACH": each, "LANES": lanes, "THREADS": threads, "SHORT": SHORT, "LEAST": LEAST}

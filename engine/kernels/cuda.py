@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -113,15 +113,25 @@ class Prepared:
     faults: bool
 
 
-def prepare(form: CudaForm, step: Step, strides: Mapping[str, tuple[int, int]], sequences: int = 1) -> Prepared:
+def prepare(
+    form: CudaForm,
+    step: Step,
+    strides: Mapping[str, tuple[int, int]],
+    sequences: int = 1,
+    capacity: int | None = None,
+) -> Prepared:
     """A step's variant and arguments, for one sequence or for several at once.
 
-    `strides` are elements from one position, and from one head, to the next in a cache, by operand.
+    `strides` are elements from one position, and from one head, to the next in a cache, by operand; `capacity` the
+    positions that its caches have room for now, where that is known.
     """
     apart = step.experts
     if apart is not None and apart.count > _MOST_APART:
         raise NoForm(f"{apart.count} experts one by one, {_MOST_APART} is the most: read banks whole (experts: whole)")
     refs = {o.name: o.ref for o in step.operands} | ({} if apart is None else _bank(apart))
+    if capacity is not None:
+        caches = {name: refs[name] for name in strides}
+        refs |= {name: replace(ref, shape=(capacity, *ref.shape[1:])) for name, ref in caches.items()}
     geometry = form.geometry(refs, step.params)
     scalars: dict[str, Scalar] = {f"P_{n}": step.params[n] for n in form.runtime}
     scalars.update(geometry.scalars)

@@ -24,7 +24,7 @@ from engine.device.base import Launch, Placed
 from engine.device.cuda_bind import TICKETS_BYTES
 from engine.fuse import fuse
 from engine.kernels.attention import LEAST, SHORT, room, split_of
-from engine.kernels.cuda import Geometry
+from engine.kernels.cuda import Geometry, prepare
 from engine.plan import Operand, Ref, Step
 from tests.unit.engine_cuda_host import run_on_host
 from tests.unit.engine_driver import Card, Driver
@@ -48,6 +48,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "half": {"heads": 8, "kv_heads": 2, "head_size": 64, "cache": "float16", "packed": True},
     "float32": {"heads": 4, "kv_heads": 2, "head_size": 64, "cache": "float32", "interleaved": True},
 }
+QUICK = ("1.5B", "ragged")
+"""Forms whose text is run on the host every time; the others are slow tests."""
 LENGTHS = (SHORT - 1, SHORT, SHORT + LEAST - 1, SHORT + LEAST, 1100)
 """Cached positions: the last ones of a whole context, the first in parts, ends of parts, and some."""
 
@@ -155,7 +157,7 @@ def step_of(form: Mapping[str, Any], rows: int, *, parts: bool) -> Step:
     operands = tuple(
         Operand(
             n,
-            Ref(kinds.get(n, "buffer"), 0, str(x.dtype), x.shape, n),  # type: ignore[arg-type]
+            Ref(kinds.get(n, "buffer"), 0, str(x.dtype), (0, *x.shape[1:]) if n in kinds else x.shape, n),  # type: ignore[arg-type]
             "rw" if n in kinds else "w" if n in ("y", "parts") else "r",
         )
         for n, x in arrays.items()
@@ -171,7 +173,12 @@ def geometry_of(step: Step) -> Geometry:
 
 @pytest.mark.parametrize(
     ("form", "past", "heads_first"),
-    [*((form, 1100, False) for form in FORMS), ("35B", SHORT - 1, False), ("0.5B", 1100, True), ("int8", SHORT, True)],
+    [
+        *(pytest.param(form, 1100, False, marks=[] if form in QUICK else pytest.mark.slow) for form in FORMS),
+        ("35B", SHORT - 1, False),
+        pytest.param("0.5B", 1100, True, marks=pytest.mark.slow),
+        ("int8", SHORT, True),
+    ],
 )
 def test_the_kernel_s_text_on_the_host_gives_float64_s_and_the_same_bits_spread(
     form: str, past: int, heads_first: bool, tmp_path_factory: pytest.TempPathFactory
@@ -208,7 +215,7 @@ def test_the_kernel_s_text_on_the_host_gives_float64_s_and_the_same_bits_spread(
     np.testing.assert_allclose(together["y"], expected(how, before, together), rtol=1e-4, atol=2e-5)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     kv_heads=st.integers(1, 80),
     group=st.integers(1, 72),
@@ -293,3 +300,28 @@ def test_the_spread_form_compiles_without_much_in_local_memory(form: str, archit
     assert int(code) == 0, log.decode()
     spilled = int(log.decode().split(" bytes spill stores")[0].split()[-1])
     assert spilled <= (64 if FORMS[form].get("cache") == "int8" else 0), log.decode()
+
+
+@pytest.mark.parametrize(
+    ("window", "capacity", "parts"),
+    [(-1, None, True), (-1, SHORT, False), (-1, SHORT + 1, True), (SHORT, None, False), (SHORT + 1, 4096, True)],
+)
+def test_where_no_query_sees_more_than_a_short_context_nothing_is_spread(
+    window: int, capacity: int | None, parts: bool
+) -> None:
+    """The grid and registers that parts need are then spared; all that a cache holds is what a query may see."""
+    params = params_of(FORMS["7B"]) | {"window": window}
+    cache = (0, 4, 128)
+    operands = (
+        Operand("query", Ref("buffer", 0, "float32", (1, 1, 28 * 128))),
+        Operand("key", Ref("buffer", 1, "float32", (1, 1, 4 * 128))),
+        Operand("value", Ref("buffer", 2, "float32", (1, 1, 4 * 128))),
+        Operand("k_cache", Ref("kv_key", 0, "float16", cache), "rw"),
+        Operand("v_cache", Ref("kv_value", 0, "float16", cache), "rw"),
+        Operand("parts", Ref("buffer", 3, "float32", room(params) or (1, 1)), "w"),
+        Operand("y", Ref("buffer", 4, "float32", (1, 1, 28 * 128)), "w"),
+    )
+    step = Step(0, "attention", "GroupQueryAttention", "gqa", operands, params)
+    strides = {"k_cache": (4 * 128, 128), "v_cache": (4 * 128, 128)}
+    geometry = prepare(kernels.get("gqa").forms[0], step, strides, capacity=capacity).geometry
+    assert (geometry.tickets > 0, geometry.blocks[0] > 28, geometry.defines["SPLITS"] != 1) == (parts,) * 3
