@@ -13,6 +13,7 @@ from jobs.adapters.model_files import ModelDigests
 from jobs.adapters.native_forced import ForceOrder
 from jobs.judge import judge
 from jobs.model import ArmPlan, CellPlan, Limits, Lock, Manifest, RunSettings
+from jobs.more_runs import FreshBlocks
 from jobs.near_tie import Adjudication
 from jobs.provenance import tree_digest
 from jobs.store import Store
@@ -352,3 +353,21 @@ def test_base_runs_again_on_no_other_card(swept: Callable[..., Sweep]) -> None:
     assert sweep.store.pending(sweep.sweep_id).runs == 4, "none was added that nobody there could make"
     assert sweep.run().outcome == "VIOLATION"
     assert sweep.store.pending(sweep.sweep_id).runs == 8
+
+
+def test_fresh_blocks_that_are_asked_for_are_run_in_their_order(swept: Callable[..., Sweep]) -> None:
+    sweep = swept()
+    placer = InProcessPlacer(simulated_cards("test", 1), sweep.make)
+    dispatcher = Dispatcher(sweep.store, placer, "driver", sweep.sweep_id, tell=sweep.heard.append)
+    try:
+        dispatcher.seat(placer.open())
+        dispatcher.work()
+        dispatcher.ask(sweep.sweep_id, [FreshBlocks(cell="tied/short", first=1, count=2)])
+    finally:
+        placer.close()
+    runs = sweep.store.judge_input(sweep.sweep_id).cells[0].runs
+    assert [(run.block, run.state) for run in runs] == [(block, "complete") for block in (0, 1, 2) for _ in range(4)]
+    assert [(h.arm, h.text) for h in sweep.heard if h.kind == "asks"] == [
+        ("all", "for 2 fresh blocks, to decide on time")
+    ]
+    assert judge_sweep(sweep.store, sweep.sweep_id).outcome == "PASS"
