@@ -31,6 +31,8 @@ def manifest(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     for name, text in zip(("sweep.yaml", "expected-changes.yaml"), yaml_blocks(checkout), strict=True):
         (here / "sweeps").mkdir(parents=True, exist_ok=True)
         (here / "sweeps" / name).write_text(text, encoding="utf-8")
+    for name in ("waivers", "goldens"):
+        (here / "sweeps" / f"{name}.yaml").write_text(f"{name}: []", encoding="utf-8")
     (here / "engine").mkdir()
     (here / "engine/__init__.py").write_text("")
     who = ("-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "init.defaultBranch=main")
