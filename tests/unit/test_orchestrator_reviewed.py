@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,7 +19,9 @@ from jobs.spec.reviewed_write import add_entry, read_list
 from jobs.spec.yaml_lines import read_file
 from jobs.store import Store
 from orchestrator.cli import call
+from orchestrator.commands.author import author
 from orchestrator.conclude import judge_sweep
+from orchestrator.settings import settings
 from tests.unit.stored_documents import put
 
 CELL = "smollm2/capital/weight_budget=50%"
@@ -264,6 +267,22 @@ def test_what_cannot_be_retracted_is_said(
 ) -> None:
     sweep_id = stored(documents.sweep())
     assert says in failed(capsys, "retract", *(word.replace("{id}", sweep_id) for word in words))
+
+
+# ---- who ---------------------------------------------------------------------------------------------------------
+
+
+def test_who_decides_is_git_s_user_here_else_the_host_s(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", "/dev/null")
+    assert author(settings({"USER": "ada"})) == "ada"
+    assert author(settings({"LOGNAME": "lovelace"})) == "lovelace"
+    assert author(settings({})) == "somebody"
+    subprocess.run(["git", "init", "-q"], check=True)
+    subprocess.run(["git", "config", "user.name", "Ada"], check=True)
+    assert author(settings({"USER": "ada"})) == "Ada"
+    subprocess.run(["git", "config", "user.email", "ada@example.org"], check=True)
+    assert author(settings({"USER": "ada"})) == "Ada <ada@example.org>"
 
 
 # ---- the files ---------------------------------------------------------------------------------------------------
