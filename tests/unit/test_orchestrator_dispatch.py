@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import signal
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -196,6 +198,38 @@ def test_a_worker_lost_after_it_spooled_its_outcome_costs_nothing(field: Field) 
     assert [state for state, _ in field.attempts(sweep_id)["base"]] == ["measured", "measured"]
     assert [h.kind for h in field.heard].count("lost") == 1
     assert field.spool.sweeps() == ()
+
+
+def _no_room(*_given: object) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device", "/spool")
+
+
+def test_an_outcome_that_its_host_cannot_keep_is_stored_all_the_same_and_said(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.outcome._opened", _no_room)
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    assert field.work(sweep_id, manifest).complete == 4
+    said = [event for event in field.store.events(sweep_id) if event.kind == "unspooled"]
+    assert len(said) == 4 and "No space left on device" in said[0].message
+    assert field.spool.sweeps() == ()
+
+
+def test_a_worker_whose_host_has_no_room_for_a_run_is_lost_and_another_try_made(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, tries = tempfile.mkdtemp, [0]
+
+    def full_at_first(**given: Any) -> str:
+        tries[0] += 1
+        return _no_room() if tries[0] == 1 else real(**given)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full_at_first)
+    sweep_id, manifest = field.submit({"base": {}, "head": {}})
+    assert field.work(sweep_id, manifest).complete == 4
+    (state, reason), *rest = field.attempts(sweep_id)["base"]
+    assert state == "lost" and "No space left on device" in reason
+    assert rest == [("measured", "")] * 2
 
 
 def test_leases_live_on_while_a_new_worker_waits_for_its_card(field: Field) -> None:
