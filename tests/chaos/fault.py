@@ -58,12 +58,26 @@ def drop(given: tuple[Any, ...]) -> None:
         other.execute("SELECT pg_terminate_backend(%s)", [own.info.backend_pid])
 
 
+def cut(given: tuple[Any, ...]) -> None:
+    """The connection goes after this transaction is committed and before anybody hears of it."""
+    own = _connection(given).connection.dbapi_connection
+    commit = own.commit
+
+    def committed() -> None:
+        commit()
+        own.close()
+        commit()  # raises as a closed connection does
+
+    own.commit = committed
+
+
 FAULTS: dict[str, Callable[[tuple[Any, ...]], None]] = {
     "kill": kill,
     "stop": stop,
     "hang": hang,
     "full": full,
     "drop": drop,
+    "cut": cut,
 }
 
 

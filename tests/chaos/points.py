@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Fault = Literal["kill", "stop", "hang", "full", "drop", "restart", "lock"]
+Fault = Literal["kill", "stop", "hang", "full", "drop", "cut", "restart", "lock"]
 WORDS: dict[str, str] = {
     "kill": "SIGKILL",
     "stop": "SIGSTOP for longer than a lease, then SIGCONT",
     "hang": "hangs",
     "full": "disk full",
     "drop": "connection dropped",
+    "cut": "connection dropped after the commit, before it was heard of",
     "restart": "killed and started again",
     "lock": "somebody else holds the write lock for longer than a lease",
 }
@@ -81,6 +82,10 @@ DISPATCHER = (
     Point("in the verdict's transaction", "store", "full", "jobs.store.verdicts:_write_findings", "after"),
     Point("in the verdict's transaction", "store", "drop", "jobs.store.verdicts:_write_findings",
           "after", only="postgresql"),
+    Point("after the claim", "store", "cut", "jobs.store.leases:_claim", "after", only="postgresql"),
+    Point("after the attempt's start", "store", "cut", "jobs.store.claims:start_attempt", "after", only="postgresql"),
+    Point("after the store write", "store", "cut", "jobs.store.records:_write_parts", "after", only="postgresql"),
+    Point("after the verdict", "store", "cut", "jobs.store.verdicts:_write_findings", "after", only="postgresql"),
     Point("after the judge", "dispatcher", "kill", "orchestrator.conclude:verdict_or_questions", "after"),
 )  # fmt: skip
 """In the scheduler's process, in which its workers are threads here, and in its transactions."""

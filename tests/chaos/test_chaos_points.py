@@ -60,9 +60,9 @@ def site(lib: Path, root: Path, store_url: str) -> Iterator[Site]:
     made.end()
 
 
-EXITS = {"kill": 4, "full": 4, "drop": 0, "stop": 0}
+EXITS = {"kill": 4, "full": 4, "drop": 0, "cut": 0, "stop": 0}
 """Of the scheduler that met the fault; a spool that is full ends none."""
-SAYS = {"kill": "the driver was killed by signal 9", "full": "full", "drop": "", "stop": ""}
+SAYS = {"kill": "the driver was killed by signal 9", "full": "full", "drop": "", "cut": "", "stop": ""}
 
 
 @pytest.mark.parametrize(("point", "store_url"), rows(*DISPATCHER), indirect=["store_url"])
