@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +9,9 @@ import pytest
 
 from jobs.errors import SpecError
 from jobs.model import Manifest
-from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel
+from jobs.provenance import ArmSource, ResolvedArm
 from jobs.spec import load, plan
+from tests.unit.reviewed_repository import OneCommit, committed, git
 
 SWEEP = """\
 sweep: reviewed
@@ -24,22 +24,6 @@ run: {{tokens: 4}}
 expectations: changes.yaml
 """
 ROW = "expectations:\n  - {{metric: {}, reason: meant}}\n"
-
-
-@dataclass(frozen=True)
-class OneCommit:
-    """Resolves every arm to one commit, without an engine."""
-
-    commit: str
-
-    def model(self, name: str, source: ModelSource) -> ResolvedModel:
-        return ResolvedModel(Path("/models") / name, "digest")
-
-    def prompt_ids(self, model: ResolvedModel, text: str) -> tuple[int, ...]:
-        return (1,)
-
-    def arm(self, name: str, source: ArmSource) -> ResolvedArm:
-        return ResolvedArm(Path("/trees"), "tree", self.commit)
 
 
 @dataclass(frozen=True)
@@ -57,26 +41,26 @@ def repository(tmp_path: Path) -> Path:
     """A repository whose one commit holds a sweep below sweeps/, without its expectations."""
     folder = tmp_path / "repository"
     (folder / "sweeps").mkdir(parents=True)
-    _git(folder, "init", "-q")
+    git(folder, "init", "-q")
     (folder / "sweeps/gate.yaml").write_text(SWEEP.format(base='"git:main"'))
-    _commit(folder)
+    committed(folder)
     return folder
 
 
 def test_the_file_of_bases_commit_is_in_force_and_not_heads(repository: Path) -> None:
     reviewed = repository / "sweeps/changes.yaml"
     reviewed.write_text(ROW.format("step_kernels"))
-    commit = _commit(repository)
+    commit = committed(repository)
     reviewed.write_text(ROW.format("htod_bytes"))  # head's own word, not committed
     (row,) = _planned(repository, commit).expectations
     assert (row.metric, row.self_declared) == ("step_kernels", False)
     assert [row.metric for row in _planned(repository, commit).proposed] == ["htod_bytes"]
-    _commit(repository)  # nor does a later commit count
+    committed(repository)  # nor does a later commit count
     assert _planned(repository, commit).expectations == (row,)
 
 
 def test_a_file_that_base_lacks_declares_nothing(repository: Path) -> None:
-    commit = _git(repository, "rev-parse", "HEAD").strip()
+    commit = git(repository, "rev-parse", "HEAD").strip()
     (repository / "sweeps/changes.yaml").write_text(ROW.format("htod_bytes"))
     manifest = _planned(repository, commit)
     assert manifest.expectations == ()
@@ -88,13 +72,13 @@ def test_a_file_that_base_lacks_declares_nothing(repository: Path) -> None:
 def test_without_a_ref_as_base_the_row_is_self_declared(repository: Path, base: str) -> None:
     (repository / "sweeps/gate.yaml").write_text(SWEEP.format(base=base))
     (repository / "sweeps/changes.yaml").write_text(ROW.format("htod_bytes"))
-    manifest = _planned(repository, _git(repository, "rev-parse", "HEAD").strip())
+    manifest = _planned(repository, git(repository, "rev-parse", "HEAD").strip())
     assert [(row.metric, row.self_declared) for row in manifest.expectations] == [("htod_bytes", True)]
     assert Manifest.model_validate_json(manifest.canonical()) == manifest
 
 
 def test_a_sweep_outside_bases_repository_is_self_declared(repository: Path, tmp_path: Path) -> None:
-    commit = _git(repository, "rev-parse", "HEAD").strip()
+    commit = git(repository, "rev-parse", "HEAD").strip()
     (tmp_path / "gate.yaml").write_text(SWEEP.format(base='"git:main"'))
     (tmp_path / "changes.yaml").write_text(ROW.format("htod_bytes"))
     manifest = plan(load(tmp_path / "gate.yaml"), OneCommit(commit))
@@ -105,7 +89,7 @@ def test_a_sweep_outside_bases_repository_is_self_declared(repository: Path, tmp
 def test_what_the_change_adds_and_bounds_is_in_force_before_bases_rows(repository: Path, bound: str) -> None:
     reviewed = repository / "sweeps/changes.yaml"
     reviewed.write_text(ROW.format("step_kernels"))
-    commit = _commit(repository)
+    commit = committed(repository)
     reviewed.write_text(ROW.format("step_kernels") + f"  - {{metric: segments, {bound}, reason: mine}}\n")
     manifest = _planned(repository, commit)
     told = [(row.metric, row.self_declared, row.added) for row in manifest.expectations]
@@ -116,14 +100,14 @@ def test_what_the_change_adds_and_bounds_is_in_force_before_bases_rows(repositor
 
 @pytest.mark.parametrize("branch", ["main", "topic"])
 def test_an_earlier_push_of_the_change_s_own_branch_declares_as_the_change_does(repository: Path, branch: str) -> None:
-    _git(repository, "branch", "-q", "-M", "main")
-    _git(repository, "checkout", "-q", "-B", branch)
+    git(repository, "branch", "-q", "-M", "main")
+    git(repository, "checkout", "-q", "-B", branch)
     (repository / "sweeps/changes.yaml").write_text(
         ROW.format("step_kernels") + "  - {metric: segments, change: higher, reason: mine}\n"
     )
-    push = _commit(repository)
+    push = committed(repository)
     (repository / "change").write_text("more")
-    _commit(repository)
+    committed(repository)
     (repository / "sweeps/gate.yaml").write_text(SWEEP.format(base=f'"git:{push}"'))
     manifest = _planned(repository, push)
     in_force = [(row.metric, row.added) for row in manifest.expectations]
@@ -134,12 +118,12 @@ def test_an_earlier_push_of_the_change_s_own_branch_declares_as_the_change_does(
 
 
 def test_of_a_head_that_is_a_ref_the_file_of_its_commit_counts(repository: Path) -> None:
-    base = _git(repository, "rev-parse", "HEAD").strip()
+    base = git(repository, "rev-parse", "HEAD").strip()
     text = SWEEP.format(base='"git:main"').replace("{source: checkout}", '{source: "git:topic"}')
     (repository / "sweeps/gate.yaml").write_text(text)
     reviewed = repository / "sweeps/changes.yaml"
     reviewed.write_text("expectations: [{metric: segments, change: higher, reason: mine}]\n")
-    head = _commit(repository)
+    head = committed(repository)
     reviewed.write_text("expectations: [{metric: fallbacks, change: higher, reason: not committed}]\n")
     manifest = plan(load(repository / "sweeps/gate.yaml"), TwoCommits(base, head))
     assert [row.metric for row in manifest.expectations] == ["segments"]
@@ -148,7 +132,7 @@ def test_of_a_head_that_is_a_ref_the_file_of_its_commit_counts(repository: Path)
 def test_a_broken_file_at_base_is_said_with_its_commit(repository: Path) -> None:
     reviewed = repository / "sweeps/changes.yaml"
     reviewed.write_text("expectations: 3\n")
-    commit = _commit(repository)
+    commit = committed(repository)
     reviewed.write_text(ROW.format("htod_bytes"))
     with pytest.raises(SpecError, match=f"changes.yaml at {commit[:12]}"):
         _planned(repository, commit)
@@ -158,7 +142,7 @@ def test_digests_of_manifests_without_the_new_fields_stay(repository: Path) -> N
     """Stored manifests are held against their digests."""
     reviewed = repository / "sweeps/changes.yaml"
     reviewed.write_text(ROW.format("htod_bytes"))
-    text = _planned(repository, _commit(repository)).canonical()
+    text = _planned(repository, committed(repository)).canonical()
     assert "self_declared" not in text
     assert "min_tokens" not in text
     assert "proposed" not in text
@@ -166,13 +150,3 @@ def test_digests_of_manifests_without_the_new_fields_stay(repository: Path) -> N
 
 def _planned(repository: Path, commit: str) -> Manifest:
     return plan(load(repository / "sweeps/gate.yaml"), OneCommit(commit))
-
-
-def _commit(folder: Path) -> str:
-    _git(folder, "add", "-A")
-    _git(folder, "-c", "user.name=test", "-c", "user.email=test@example.invalid", "commit", "-qm", "why")
-    return _git(folder, "rev-parse", "HEAD").strip()
-
-
-def _git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from jobs.errors import SpecError
 from jobs.model import Manifest
-from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel
 from jobs.spec import load, plan
+from tests.unit.reviewed_repository import OneCommit, committed, git
 
 SWEEP = """\
 sweep: reviewed
@@ -55,36 +53,20 @@ goldens:
 """
 
 
-@dataclass(frozen=True)
-class OneCommit:
-    """Resolves every arm to one commit, without an engine."""
-
-    commit: str | None
-
-    def model(self, name: str, source: ModelSource) -> ResolvedModel:
-        return ResolvedModel(Path("/models") / name, "digest")
-
-    def prompt_ids(self, model: ResolvedModel, text: str) -> tuple[int, ...]:
-        return (1,)
-
-    def arm(self, name: str, source: ArmSource) -> ResolvedArm:
-        return ResolvedArm(Path("/trees"), "tree", self.commit)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A repository whose one commit holds a sweep file alone; both files lie beside it, uncommitted."""
-    _git(tmp_path, "init", "-q")
+    git(tmp_path, "init", "-q")
     (tmp_path / "gate.yaml").write_text(SWEEP.format(base='"git:main"'))
-    _commit(tmp_path)
+    committed(tmp_path)
     (tmp_path / "waivers.yaml").write_text(WAIVER)
     (tmp_path / "goldens.yaml").write_text(GOLDEN)
     return tmp_path
 
 
 def test_what_base_lacks_is_proposed_and_what_it_holds_is_in_force(folder: Path) -> None:
-    first = _git(folder, "rev-parse", "HEAD").strip()
-    second = _commit(folder)
+    first = git(folder, "rev-parse", "HEAD").strip()
+    second = committed(folder)
     before, after = (_planned(folder, commit).reviewed for commit in (first, second))
     assert (before.waivers, before.goldens, before.at) == ((), (), first)
     assert [len(before.proposed_waivers), len(before.proposed_goldens)] == [1, 1]
@@ -96,7 +78,7 @@ def test_what_base_lacks_is_proposed_and_what_it_holds_is_in_force(folder: Path)
 
 
 def test_a_later_word_of_head_changes_nothing_that_base_holds(folder: Path) -> None:
-    commit = _commit(folder)
+    commit = committed(folder)
     (folder / "waivers.yaml").write_text(WAIVER.replace("2026-12-31", "2027-10-31"))
     reviewed = _planned(folder, commit).reviewed
     assert [str(row.expires) for row in reviewed.waivers] == ["2026-12-31"]
@@ -105,7 +87,7 @@ def test_a_later_word_of_head_changes_nothing_that_base_holds(folder: Path) -> N
 
 def test_a_dirty_checkout_as_base_is_read_at_its_commit(folder: Path) -> None:
     (folder / "gate.yaml").write_text(SWEEP.format(base="checkout"))
-    commit = _commit(folder)
+    commit = committed(folder)
     (folder / "waivers.yaml").write_text("waivers: []\n")
     assert len(_planned(folder, f"{commit}-dirty").reviewed.waivers) == 1
 
@@ -113,11 +95,11 @@ def test_a_dirty_checkout_as_base_is_read_at_its_commit(folder: Path) -> None:
 @pytest.mark.parametrize(("branch", "in_force"), [("main", 1), ("topic", 0)])
 def test_an_earlier_push_of_the_change_s_own_branch_waives_nothing(folder: Path, branch: str, in_force: int) -> None:
     """A base that only the branch under test holds was reviewed by nobody; the same commit of a trunk was."""
-    _git(folder, "branch", "-q", "-M", "main")
-    _git(folder, "checkout", "-q", "-B", branch)
-    push = _commit(folder)
+    git(folder, "branch", "-q", "-M", "main")
+    git(folder, "checkout", "-q", "-B", branch)
+    push = committed(folder)
     (folder / "change").write_text("more")
-    _commit(folder)
+    committed(folder)
     (folder / "gate.yaml").write_text(SWEEP.format(base=f'"git:{push}"'))
     reviewed = _planned(folder, push).reviewed
     assert (len(reviewed.waivers), len(reviewed.proposed_waivers)) == (in_force, 1 - in_force)
@@ -125,7 +107,7 @@ def test_an_earlier_push_of_the_change_s_own_branch_waives_nothing(folder: Path,
 
 
 def test_a_merge_base_is_the_commit_that_is_read(folder: Path) -> None:
-    commit = _commit(folder)
+    commit = committed(folder)
     (folder / "gate.yaml").write_text(SWEEP.format(base='"merge-base:main"'))
     (folder / "waivers.yaml").write_text("waivers: []\n")
     reviewed = _planned(folder, commit).reviewed
@@ -141,7 +123,7 @@ def test_without_a_commit_nothing_is_waived_and_goldens_are_the_trees_own(folder
 
 def test_a_broken_file_at_base_is_said_with_its_commit_and_line(folder: Path) -> None:
     (folder / "waivers.yaml").write_text(WAIVER.replace("expires: 2026-12-31", "expires: soon"))
-    commit = _commit(folder)
+    commit = committed(folder)
     (folder / "waivers.yaml").write_text(WAIVER)
     with pytest.raises(SpecError, match=f"waivers.yaml at {commit[:12]}:8: 'soon' is no day"):
         _planned(folder, commit)
@@ -226,13 +208,3 @@ def test_two_goldens_of_a_cell_need_the_later_to_supersede_the_earlier(folder: P
 
 def _planned(folder: Path, commit: str | None) -> Manifest:
     return plan(load(folder / "gate.yaml"), OneCommit(commit))
-
-
-def _commit(folder: Path) -> str:
-    _git(folder, "add", "-A")
-    _git(folder, "-c", "user.name=test", "-c", "user.email=test@example.invalid", "commit", "-qm", "why")
-    return _git(folder, "rev-parse", "HEAD").strip()
-
-
-def _git(folder: Path, *words: str) -> str:
-    return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=True).stdout

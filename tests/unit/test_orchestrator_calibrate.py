@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.model import JudgeInput
-from jobs.store import Store
 from orchestrator.cli import call
-from orchestrator.conclude import judge_sweep
+from tests.unit.orchestrator_stored import Put, opened
 from tests.unit.stored_documents import itself, put
 
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    place = tmp_path / "here"
-    (place / ".assay").mkdir(parents=True)
-    monkeypatch.chdir(place)
-    return place
-
-
-def stored(here: Path, doc: JudgeInput) -> str:
-    with Store.open(f"sqlite:///{here}/.assay/store.db", lambda: datetime.now(UTC)) as store:
-        sweep_id = put(store, doc)
-        judge_sweep(store, sweep_id)
-        return sweep_id
+pytest_plugins = ("tests.unit.orchestrator_stored",)
 
 
 def failed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
@@ -42,16 +24,16 @@ def failed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 def test_a_calibration_that_was_measured_is_kept_by_its_id(
-    here: Path, documents: Any, capsys: pytest.CaptureFixture[str]
+    here: Path, stored: Put, documents: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep_id = stored(here, itself(documents, 6))
+    sweep_id = stored(itself(documents, 6))
     assert call(["calibrate", sweep_id, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert {row["metric"] for row in told["calibrations"]} == {"decode_ms_per_token", "tokens_per_s", "prefill_ms"}
     assert told["left_out"] == {}
     assert call(["calibrate", sweep_id]) == 0
     assert "found in 24 blocks" in capsys.readouterr().out
-    with Store.open(f"sqlite:///{here}/.assay/store.db", lambda: datetime.now(UTC)) as store:
+    with opened(here) as store:
         later = put(store, documents.sweep(), "later")
         assert len(store.judge_input(later).calibrations) == 3, "kept once, however often it is asked for"
 
@@ -64,7 +46,7 @@ def test_a_calibration_that_was_measured_is_kept_by_its_id(
     ],
 )
 def test_a_cell_without_a_clean_a_a_is_named_and_costs_a_code(
-    here: Path,
+    stored: Put,
     documents: Any,
     capsys: pytest.CaptureFixture[str],
     blocks: int,
@@ -72,14 +54,16 @@ def test_a_cell_without_a_clean_a_a_is_named_and_costs_a_code(
     why: str,
     code: int,
 ) -> None:
-    sweep_id = stored(here, itself(documents, blocks, **head))
+    sweep_id = stored(itself(documents, blocks, **head))
     assert call(["calibrate", sweep_id]) == code
     out = capsys.readouterr().out
     assert "not calibrated: smollm2/capital/weight_budget=50%: " in out and why in out
 
 
-def test_what_cannot_be_calibrated_is_said(here: Path, documents: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    other = stored(here, documents.sweep())
+def test_what_cannot_be_calibrated_is_said(
+    here: Path, stored: Put, documents: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = stored(documents.sweep())
     assert f"sweep {other} is no calibration" in failed(capsys, "calibrate", other)
     assert "no id begins with 'nowhere.yaml'" in failed(capsys, "calibrate", "nowhere.yaml")
     assert "--blocks" in failed(capsys, "calibrate", other, "--blocks", "5")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,38 +16,14 @@ from jobs.spec.faults import parse
 from jobs.spec.reviewed_form import GoldensForm, WaiversForm, goldens_of, waivers_of
 from jobs.spec.reviewed_write import add_entry, read_list
 from jobs.spec.yaml_lines import read_file
-from jobs.store import Store
 from orchestrator.cli import call
 from orchestrator.commands.author import author
-from orchestrator.conclude import judge_sweep
 from orchestrator.settings import settings
-from tests.unit.stored_documents import put
+from tests.unit.orchestrator_stored import Put
+
+pytest_plugins = ("tests.unit.orchestrator_stored",)
 
 CELL = "smollm2/capital/weight_budget=50%"
-Put = Callable[[JudgeInput], str]
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    place = tmp_path / "here"
-    (place / ".assay").mkdir(parents=True)
-    monkeypatch.chdir(place)
-    return place
-
-
-@pytest.fixture
-def stored(here: Path) -> Put:
-    """Puts a document into the default store and judges it; the sweep's id."""
-
-    def made(doc: JudgeInput) -> str:
-        with Store.open(f"sqlite:///{here}/.assay/store.db", lambda: datetime.now(UTC)) as store:
-            sweep_id = put(store, doc)
-            judge_sweep(store, sweep_id)
-            return sweep_id
-
-    return made
 
 
 def done(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
