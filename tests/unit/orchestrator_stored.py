@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from jobs.model import JudgeInput
-from jobs.store import Store
 from orchestrator.conclude import judge_sweep
-from tests.unit.stored_documents import put
-
-Put = Callable[[JudgeInput], str]
+from tests.unit.stored_documents import Put, opened, put
 
 
 @pytest.fixture
@@ -38,8 +33,3 @@ def stored(here: Path) -> Put:
             return sweep_id
 
     return made
-
-
-def opened(here: Path) -> Store:
-    """The default store of a folder."""
-    return Store.open(f"sqlite:///{here}/.assay/store.db", lambda: datetime.now(UTC))

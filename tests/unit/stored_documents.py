@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from jobs.calibration import AGAIN, against_itself
@@ -9,6 +12,14 @@ from jobs.model import JudgeInput
 from jobs.order import run_order
 from jobs.store import Store
 from tests.unit.store_sweeps import CARD, LEASE_S
+
+Put = Callable[[JudgeInput], str]
+"""Puts a document into a store and judges it; the sweep's id."""
+
+
+def opened(folder: Path) -> Store:
+    """The default store of a folder."""
+    return Store.open(f"sqlite:///{folder}/.assay/store.db", lambda: datetime.now(UTC))
 
 
 def put(store: Store, doc: JudgeInput, key: str = "") -> str:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.cli import call
-from tests.unit.orchestrator_stored import Put, opened
-from tests.unit.stored_documents import itself, put
+from tests.unit.stored_documents import Put, itself, opened, put
 
 pytest_plugins = ("tests.unit.orchestrator_stored",)
 

@@ -19,7 +19,7 @@ from jobs.spec.yaml_lines import read_file
 from orchestrator.cli import call
 from orchestrator.commands.author import author
 from orchestrator.settings import settings
-from tests.unit.orchestrator_stored import Put
+from tests.unit.stored_documents import Put
 
 pytest_plugins = ("tests.unit.orchestrator_stored",)
 
