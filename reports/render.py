@@ -1,4 +1,4 @@
-"""One verdict in every form: a comment that fits, a page or a folder of pages, JSON and plain text.
+"""One verdict in every form: a comment that fits, a page or a folder of pages, JSON, JUnit XML and plain text.
 
 The only module that knows the templates. JSON is the canonical verdict itself; every other form is made of the same
 sections, so they agree by construction. Comment lengths are counted in UTF-16 units, never fewer than characters.
@@ -30,7 +30,7 @@ from reports.sections import blind, capture, headline, hygiene, identity, review
 from reports.view import CellView, Scope, SweepView, build_cell
 from reports.wording import OUTCOMES, gloss
 
-Form = Literal["comment", "html", "json", "text"]
+Form = Literal["comment", "html", "json", "junit", "text"]
 
 COMMENT_LIMIT: Final = 65_536  # a GitHub comment's body, characters
 COMMENT_FLOOR: Final = 800  # below this not even the shortest form is sure to fit
@@ -63,6 +63,10 @@ def render(
     view = SweepView(verdict, store)
     if fmt == "text":
         return _text(view)
+    if fmt == "junit":
+        from reports import junit  # its library is no part of any other form
+
+        return junit.render(view)
     if fmt == "html":
         return _page(view, _style(), None)
     return _comment(view, COMMENT_LIMIT if limit is None else limit, report_url)

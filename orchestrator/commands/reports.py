@@ -23,6 +23,7 @@ from orchestrator.commands.terminal import (
     settings_for,
 )
 from orchestrator.conclude import PAGE, make_folder
+from reports import schema
 from reports.explain import explain as explain_cell
 from reports.explain import find_cell
 from reports.render import LimitTooSmall, render, write_html
@@ -34,6 +35,7 @@ class Form(StrEnum):
     comment = "comment"
     html = "html"
     json = "json"
+    junit = "junit"
     text = "text"
 
 
@@ -41,6 +43,18 @@ def add_to(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("report")(report)
     app.command("explain")(explain)
+
+
+def _schema(wanted: bool) -> None:
+    if wanted:
+        say(schema.published())
+        raise typer.Exit
+
+
+SchemaOption = Annotated[
+    bool,
+    typer.Option("--schema", callback=_schema, is_eager=True, help="print the JSON Schema of the JSON form, and end"),
+]
 
 
 def report(
@@ -52,8 +66,9 @@ def report(
     ] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
+    _schema: SchemaOption = False,
 ) -> None:
-    """Render a sweep's verdict: a PR comment, a page (with --out, a folder of pages), JSON or text."""
+    """Render a sweep's verdict: a PR comment, a page (with --out, a folder of pages), JSON, JUnit XML or text."""
     form = Form.json if as_json else form
     out = out_folder(out) if form is Form.html and out is not None else out_file(out)
     given = settings_for(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -98,6 +99,19 @@ def test_a_terminal_gets_no_control_character(name: str) -> None:
     shown = render(samples.hostile(name), "text")
     assert not [c for c in shown if c != "\n" and (c < " " or c == "\x7f" or c in "\u2028\u2029\u202e\u200f")]
     assert as_typed(name) in flat(shown)
+
+
+@HOSTILE
+def test_junit_is_well_formed_and_reads_as_typed(name: str) -> None:
+    for typed in (name, f"{name} ]]> \x0b\ufffe\ud800 end"):
+        text = render(samples.hostile(typed), "junit")
+        suite = ElementTree.fromstring(text.encode()).find("testsuite")
+        assert suite is not None and suite.get("name") == (visible(typed) or "(empty)")
+        case = suite.find("testcase")
+        assert case is not None and case.get("name") == (visible(typed) or "(empty)")
+        told = " ".join(suite.itertext())
+        assert visible(typed) in told, "what a finding or a note says"
+        assert not [c for c in text if c != "\n" and (c < " " or c in "\x7f\u2028\u2029\u202e\u200f\ufffe")]
 
 
 def test_control_characters_are_written_as_escapes() -> None:

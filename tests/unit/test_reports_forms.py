@@ -6,12 +6,17 @@ import html
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
+from junitparser import Error, Failure, JUnitXml, TestSuite
 
 from jobs.verdict import Verdict
+from reports import schema
 from reports.blocks import words
 from reports.escape import slug
+from reports.junit import SWEEP_CASE
 from reports.render import COMMENT_FLOOR, Form, comment_length, remove_pages, render, write_html
 from reports.sections import headline
 from reports.text import inline
@@ -44,6 +49,13 @@ def read(tables: list[Table]) -> list[tuple[str, str, str]]:
     return []
 
 
+def suite_of(verdict: Verdict) -> TestSuite:
+    """The one suite of a verdict's JUnit XML, read back."""
+    (suite,) = JUnitXml.fromstring(render(verdict, "junit"))
+    assert isinstance(suite, TestSuite)
+    return suite
+
+
 @EACH
 def test_outcome_exit_code_and_counts_agree(name: str, tmp_path: Path) -> None:
     verdict = VERDICTS[name]
@@ -55,7 +67,9 @@ def test_outcome_exit_code_and_counts_agree(name: str, tmp_path: Path) -> None:
         verdict.exit_code,
         verdict.cells_judged,
     )
+    junit = suite_of(verdict)
     forms = {
+        "JUnit XML": " ".join(str(told.value) for told in junit.properties()),
         "comment": markdown(render(verdict, "comment")).text,
         "one page": Page(render(verdict, "html")).text,
         "folder": Page(write_html(verdict, tmp_path).read_text()).text,
@@ -69,12 +83,56 @@ def test_outcome_exit_code_and_counts_agree(name: str, tmp_path: Path) -> None:
 
 
 @EACH
+def test_cells_and_exit_codes_of_junit_fold_to_the_verdicts(name: str) -> None:
+    """A CI system reads its cases alone: none may look passed that is not, and what fails is what blocks."""
+    verdict = VERDICTS[name]
+    junit = suite_of(verdict)
+    told = {case.name: tuple(type(result).__name__ for result in case.result) for case in junit}
+    cells = {cell.cell: () if not cell.exit_code else ("Failure",) for cell in verdict.cells}
+    assert told == (cells or {SWEEP_CASE: ("Error",)})
+    assert (junit.failures + junit.errors > 0) == (verdict.exit_code != 0)
+    types = {case.name: case.result[0].type for case in junit if case.result}
+    assert types == ({cell.cell: cell.outcome for cell in verdict.cells if cell.exit_code} or types)
+    assert (types == {}) == (verdict.exit_code == 0)
+
+
+@pytest.mark.parametrize(
+    ("code", "kinds"), [(0, []), (1, [Failure]), (2, [Error]), (3, [Error]), (4, [Error])], ids=str
+)
+def test_an_answer_that_is_missing_is_an_error_of_junit_and_no_skip(code: int, kinds: list[type]) -> None:
+    junit = suite_of(samples.verdict(cells=(samples.cell(exit_code=code),), exit_code=code))
+    (case,) = junit
+    assert [type(result) for result in case.result] == kinds
+    assert (junit.tests, junit.skipped, junit.failures + junit.errors) == (1, 0, int(code != 0))
+
+
+def test_what_no_cell_shows_is_a_case_of_its_own() -> None:
+    """An absent cell, or a retraction: all cells of the document pass, and the suite must not."""
+    junit = suite_of(samples.verdict(outcome="MISSING", exit_code=3, cells_expected=2, headline="One cell is absent."))
+    assert [(case.name, [type(one) for one in case.result]) for case in junit] == [
+        (SWEEP_CASE, [Error]),
+        (samples.CELL, []),
+    ]
+    assert next(iter(junit)).result[0].message == "MISSING: One cell is absent."
+    whole = samples.broken()
+    stray = whole.findings[0].model_copy(update={"cell": "", "message": "the store broke"})
+    cases = {case.name: case for case in suite_of(whole.model_copy(update={"findings": (stray, *whole.findings)}))}
+    assert list(cases) == [SWEEP_CASE, samples.CELL] and "the store broke" in cases[SWEEP_CASE].result[0].text
+
+
+@EACH
 def test_worst_rows_agree_in_content_and_order(name: str, tmp_path: Path) -> None:
     verdict = VERDICTS[name]
     expected = worst(SweepView(verdict))
     assert read(markdown(render(verdict, "comment")).tables) == expected
     assert read(Page(render(verdict, "html")).tables) == expected
     assert read(Page(write_html(verdict, tmp_path).read_text()).tables) == expected
+    assert worst(SweepView(Verdict.model_validate_json(render(verdict, "json")))) == expected
+    cases = "\n".join(case.result[0].text if case.result else case.system_out for case in suite_of(verdict))
+    parts = [line.split(": ") for line in cases.splitlines() if " -> " in line]
+    rows = [(line[0], line[1], line[-1]) for line in parts]
+    in_order = [row for row in rows if row in expected]
+    assert in_order == (expected if len(verdict.cells) == 1 else sorted(expected, key=in_order.index))
     flat = re.sub(r"\s+", "", render(verdict, "text"))
     if len(verdict.cells) <= 1 and name != "broken":  # wrapped cells of a wide table interleave in plain text
         start = 0
@@ -89,6 +147,28 @@ def test_findings_keep_the_order_of_the_verdict() -> None:
     assert [row[-1] for row in table.rows] == ["1", "1", "0, advice"]
 
 
+def test_the_published_schema_is_the_models_own_and_every_verdict_fits_it() -> None:
+    """What changes it is either one more field or another version; the file changes in the same commit."""
+    assert schema.published() == schema.written()
+    document = json.loads(schema.published())
+    Draft202012Validator.check_schema(document)
+    validator = Draft202012Validator(document)
+    for verdict in (*VERDICTS.values(), *(samples.hostile(word) for word in samples.HOSTILE)):
+        validator.validate(json.loads(render(verdict, "json")))
+    told = json.loads(render(samples.broken(), "json"))
+    assert told["schema"] == "assay.verdict/1"
+    spoilt: tuple[dict[str, Any], ...] = (
+        {"schema": "assay.verdict/2"},
+        {"outcome": "FINE"},
+        {"exit_code": "0"},
+        {"cells": [{}]},
+        {"further": 1},
+    )
+    for spoiled in spoilt:
+        assert not validator.is_valid(told | spoiled), spoiled
+    assert not validator.is_valid({key: told[key] for key in told if key != "schema"})
+
+
 def test_json_is_the_canonical_verdict() -> None:
     verdict = samples.broken()
     shown = render(verdict, "json")
@@ -97,7 +177,7 @@ def test_json_is_the_canonical_verdict() -> None:
 
 
 def test_rendering_is_a_pure_function() -> None:
-    forms: tuple[Form, ...] = ("comment", "html", "text")
+    forms: tuple[Form, ...] = ("comment", "html", "junit", "text")
     for form in forms:
         assert render(samples.broken(), form) == render(samples.broken(), form)
 

@@ -1,0 +1,39 @@
+"""Commands that show what is stored in forms for programs: JUnit XML, a schema, two runs, a history."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from junitparser import JUnitXml
+
+from orchestrator.cli import call
+from tests.unit.stored_documents import Put
+
+pytest_plugins = ("tests.unit.orchestrator_stored",)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What a command prints, on stderr where it has to fail."""
+    capsys.readouterr()
+    found = call([*words])
+    out, err = capsys.readouterr()
+    assert found == code, err or out
+    return err if code else out
+
+
+def test_a_verdict_is_given_as_junit_and_as_json_by_the_schema_that_is_printed(
+    stored: Put, documents: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    sweep_id = stored(documents.sweep(head=documents.arm(ids=lambda _run, _generation: (1, 2, 3))))
+    document = json.loads(said(capsys, "report", sweep_id, "--format", "json"))
+    Draft202012Validator(json.loads(said(capsys, "report", "--schema"))).validate(document)
+    path = tmp_path / "junit.xml"
+    assert said(capsys, "report", sweep_id, "--format", "junit", "--out", str(path)).strip() == str(path)
+    (suite,) = JUnitXml.fromfile(str(path))
+    told = {one.name: one.value for one in suite.properties()}
+    assert (told["outcome"], told["exit_code"]) == (document["outcome"], str(document["exit_code"]))
+    assert suite.failures + suite.errors == sum(cell["exit_code"] != 0 for cell in document["cells"]) == 1
