@@ -77,8 +77,8 @@ def swept(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
     ("head", "outcome", "code", "says"),
     [
         ("retained_slot_reused", "VIOLATION", 1, "generations 2, 3 differ, 1 is equal"),
-        ("stops_early", "SHORT", 1, "3"),
-        ("never_streams", "VACUOUS", 3, "page_ins > 0"),
+        pytest.param("stops_early", "SHORT", 1, "3", marks=pytest.mark.slow),
+        pytest.param("never_streams", "VACUOUS", 3, "page_ins > 0", marks=pytest.mark.slow),
         pytest.param("ignores_budget", "NOT_COMPARABLE", 3, "the run held itself to", marks=pytest.mark.slow),
         ("base", "PASS", 0, ""),
     ],

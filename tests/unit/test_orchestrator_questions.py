@@ -170,6 +170,7 @@ def test_wrong_logits_are_a_violation_however_small_the_gap(swept: Callable[...,
     assert 0.001 < answer.positions[0].head_behind < 0.15
 
 
+@pytest.mark.slow
 def test_a_choice_that_its_own_logits_do_not_bear_is_not_excused(
     swept: Callable[..., Sweep], tied: tuple[Path, list[int]]
 ) -> None:
@@ -180,6 +181,7 @@ def test_a_choice_that_its_own_logits_do_not_bear_is_not_excused(
     assert f"head, forced, chooses id {chosen} at index {FIRST} where it gave {NEXT}" in verdict.headline
 
 
+@pytest.mark.slow
 def test_a_head_that_cannot_be_forced_is_not_excused(swept: Callable[..., Sweep]) -> None:
     """Its runs are fine; its command for logits is not there."""
     sweep = swept(TIES_UPWARDS, ("engine/commands/logits.py", '"logits", help=', '"other", help='))
@@ -188,6 +190,7 @@ def test_a_head_that_cannot_be_forced_is_not_excused(swept: Callable[..., Sweep]
     assert "the oracle could not be asked (head ends with exit" in verdict.headline
 
 
+@pytest.mark.slow
 def test_a_tree_that_changed_since_is_not_forced(swept: Callable[..., Sweep], tmp_path: Path) -> None:
     sweep = swept(TIES_UPWARDS)
 
@@ -218,6 +221,7 @@ def test_a_worker_that_is_lost_over_a_question_is_asked_again(swept: Callable[..
     assert len(sweep.store.judge_input(sweep.sweep_id).adjudications) == 1
 
 
+@pytest.mark.slow
 def test_a_stop_in_a_question_leaves_it_open_and_a_resume_asks_again(swept: Callable[..., Sweep]) -> None:
     sweep = swept(TIES_UPWARDS)
     with pytest.raises(Stopped):
@@ -250,6 +254,7 @@ def test_a_head_that_is_wrong_after_the_tie_is_not_excused(swept: Callable[..., 
     assert "forced through its own ids" in verdict.headline
 
 
+@pytest.mark.slow
 def test_workers_lost_over_a_question_again_and_again_are_a_fault_of_the_host(swept: Callable[..., Sweep]) -> None:
     sweep = swept(TIES_UPWARDS)
 
@@ -280,6 +285,7 @@ class Loses(InProcessPlacer):
         return super().replace(worker)
 
 
+@pytest.mark.slow
 def test_workers_lost_over_a_question_cost_a_scheduler_that_question_only(swept: Callable[..., Sweep]) -> None:
     sweep = swept(TIES_UPWARDS)
     placer = Loses(simulated_cards("test", 1), sweep.make)
@@ -296,6 +302,7 @@ def test_workers_lost_over_a_question_cost_a_scheduler_that_question_only(swept:
     assert "3 workers were lost over it, the last one: worker w0: gone" in verdict.headline
 
 
+@pytest.mark.slow
 def test_a_card_that_goes_with_a_question_leaves_the_sweep_open_and_says_so(swept: Callable[..., Sweep]) -> None:
     sweep = swept(TIES_UPWARDS)
     placer = Loses(simulated_cards("test", 2), sweep.make)
@@ -311,6 +318,7 @@ def test_a_card_that_goes_with_a_question_leaves_the_sweep_open_and_says_so(swep
     assert sweep.run().outcome == "NEAR_TIE"
 
 
+@pytest.mark.slow
 def test_a_model_that_changed_meanwhile_is_no_witness(
     swept: Callable[..., Sweep], tied: tuple[Path, list[int]]
 ) -> None:
@@ -339,6 +347,7 @@ def test_another_card_than_base_ran_on_is_not_asked(swept: Callable[..., Sweep])
         sweep.run(InProcessPlacer(simulated_cards("other", 1), sweep.make))
 
 
+@pytest.mark.slow
 def test_base_runs_again_on_no_other_card(swept: Callable[..., Sweep]) -> None:
     sweep = swept(WRONG_LOGITS)
     placer = InProcessPlacer(simulated_cards("test", 1), sweep.make)
