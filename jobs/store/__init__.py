@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from sqlalchemy import Connection
 
@@ -29,12 +30,14 @@ from jobs.store import (
     retractions,
     revision,
     submission,
+    transfer,
     verdicts,
 )
 from jobs.store.cluster import CardRow, CardSeen, Queue, WaitingBlocks
 from jobs.store.connect import Database
 from jobs.store.retractions import Struck
 from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, Priority, RunTicket, SweepRow
+from jobs.store.transfer import Exported, Imported
 from jobs.tables import block
 from jobs.verdict import Retraction, Verdict
 
@@ -44,6 +47,8 @@ __all__ = [
     "CardRow",
     "CardSeen",
     "Event",
+    "Exported",
+    "Imported",
     "Pending",
     "Priority",
     "Queue",
@@ -337,6 +342,21 @@ class Store:
             calibrations.write(connection, sweep_id, manifest, found, now)
 
         self._database.write(written)
+
+    # ---- between stores ------------------------------------------------------------------------------------------
+
+    def export_sweep(self, sweep_id: str, out: IO[bytes]) -> Exported:
+        """Write a judged sweep with all that cites it, for another store. SpecError for one that is open."""
+        with self._database.reading() as connection:  # not asked again: `out` would hold the first try's part
+            return transfer.export(connection, sweep_id, out)
+
+    def import_sweep(self, path: Path) -> Imported:
+        """Take in a sweep that `export_sweep` wrote; the same once more changes nothing.
+
+        Raises SpecError for a file that is damaged or of another revision, Conflict where the sweep has other content.
+        """
+        told = transfer.read(path)
+        return self._database.write(lambda c: transfer.load(c, path, told))
 
     # ---- events --------------------------------------------------------------------------------------------------
 

@@ -1,12 +1,18 @@
-"""`assay db`: bring a store to the newest revision, or see whether it is there."""
+"""`assay db`: bring a store to the newest revision or see whether it is there; carry a sweep to another store."""
 
 from __future__ import annotations
 
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
+from engine.out_file import check_out
 from jobs import migrate
 from jobs.errors import StoreError
-from orchestrator.commands.terminal import JsonOption, StoreOption, open_store, say, say_json, settings_for
+from orchestrator.commands.terminal import IdArgument, JsonOption, StoreOption, open_store, say, say_json, settings_for
 from orchestrator.settings import STORE_FILE, Settings
 
 MOST_SWEEPS = 2**31 - 1
@@ -17,6 +23,8 @@ def add_to(app: typer.Typer) -> None:
     group = typer.Typer(help="Look after a store.", no_args_is_help=True)
     group.command("upgrade")(upgrade)
     group.command("check")(check)
+    group.command("export")(export)
+    group.command("import")(import_)
     app.add_typer(group, name="db")
 
 
@@ -46,6 +54,53 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
         say_json({"store": given.store_shown, "revision": state.current, "sweeps": sweeps})
     else:
         say(f"{given.store_shown} is at the newest revision, {state.current}; {sweeps} sweeps can be read")
+
+
+def export(
+    sweep: IdArgument,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="the file to write, replaced whole")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a judged sweep, with all that was measured, judged and retracted of it, into one file for another store."""
+    check_out(file, "FILE")
+    draft = file.with_name(f"{file.name}.{os.getpid()}.tmp")
+    opened = open_store(settings_for(store))
+    try:
+        sweep_id = opened.resolve_id(sweep, "swp")
+        with draft.open("xb") as out:
+            made = opened.export_sweep(sweep_id, out)
+        draft.replace(file)
+    finally:
+        draft.unlink(missing_ok=True)
+        opened.close()
+    if as_json:
+        say_json({"file": str(file), **asdict(made), "rows": made.rows})
+        return
+    say(f"{file}: sweep {sweep_id}, {made.rows} rows, {file.stat().st_size} bytes, sha256 {made.digest}")
+    if made.rests_on:
+        say(f"it rests on {', '.join(made.rests_on)}: export them too, and import them first")
+
+
+def import_(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="what `assay db export` wrote")],
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take in a sweep that another store exported; the same file once more changes nothing."""
+    given = settings_for(store)
+    opened = open_store(given, migrate=store is None)
+    try:
+        made = opened.import_sweep(file)
+    finally:
+        opened.close()
+    if as_json:
+        say_json({"store": given.store_shown, **asdict(made)})
+        return
+    done = "was there already, as it is in the file" if made.was_there else f"imported, {made.rows} rows"
+    say(f"sweep {made.sweep_id}: {done}; sha256 {made.digest}")
+    if made.absent:
+        say(f"it rests on {', '.join(made.absent)}, not in this store: what is retracted there is not told here")
 
 
 def _read_all(given: Settings) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,11 +38,11 @@ def postgres_url() -> Iterator[URL]:
     server.remove()
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """The URL of an empty database; what the test leaves there goes away with it."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path / 'store.sqlite'}"
+@contextmanager
+def fresh_database(kind: str, request: pytest.FixtureRequest, file: Path) -> Iterator[str]:
+    """The URL of an empty database: `file`, or one on the server; what is left there goes away with it."""
+    if kind == "sqlite":
+        yield f"sqlite:///{file}"
         return
     server: URL = request.getfixturevalue("postgres_url")
     name = f"assay_{uuid.uuid4().hex}"
@@ -54,6 +55,13 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     engine.dispose()
 
 
+@pytest.fixture(params=["sqlite", "postgresql"])
+def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of an empty database of either kind."""
+    with fresh_database(request.param, request, tmp_path / "store.sqlite") as url:
+        yield url
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
@@ -64,3 +72,16 @@ def store(store_url: str, clock: Clock) -> Iterator[Store]:
     opened = Store.open(store_url, clock)
     yield opened
     opened.close()
+
+
+@pytest.fixture(params=[("sqlite", "postgresql"), ("postgresql", "sqlite")], ids="-to-".join)
+def pair(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[tuple[Store, Store]]:
+    """Two empty stores, one of either kind."""
+    one, other = request.param
+    with (
+        fresh_database(one, request, tmp_path / "one.sqlite") as first,
+        fresh_database(other, request, tmp_path / "other.sqlite") as second,
+        Store.open(first, clock) as store,
+        Store.open(second, clock) as further,
+    ):
+        yield store, further

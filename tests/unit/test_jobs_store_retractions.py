@@ -61,7 +61,7 @@ def test_a_retracted_sweep_is_struck_out_wherever_it_is_read(store: Store, clock
     assert "~~" in render(after, "comment")
     assert "<s>" in render(after, "html")
     assert "[struck out: " in shown(after, "text")
-    for form in ("comment", "html", "text", "json"):
+    for form in ("comment", "html", "text", "json", "junit"):
         assert "the fan was blocked" in shown(after, form), form
         assert "RETRACTED" in shown(after, form), form
     for limit in (800, 2000):

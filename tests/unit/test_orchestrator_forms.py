@@ -37,3 +37,29 @@ def test_a_verdict_is_given_as_junit_and_as_json_by_the_schema_that_is_printed(
     told = {one.name: one.value for one in suite.properties()}
     assert (told["outcome"], told["exit_code"]) == (document["outcome"], str(document["exit_code"]))
     assert suite.failures + suite.errors == sum(cell["exit_code"] != 0 for cell in document["cells"]) == 1
+
+
+def test_a_sweep_goes_from_one_store_to_another_by_a_file(
+    here: Path, stored: Put, documents: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_id = stored(documents.sweep())
+    out = said(capsys, "db", "export", sweep_id[:12], "one.assay")
+    assert out.startswith(f"one.assay: sweep {sweep_id}, ") and "rests on" not in out
+    other = ("--store", "sqlite:///other.db")
+    said(capsys, "db", "upgrade", *other)
+    assert f"sweep {sweep_id}: imported, " in said(capsys, "db", "import", "one.assay", *other)
+    assert "was there already" in said(capsys, "db", "import", "one.assay", *other)
+    told = json.loads(said(capsys, "db", "import", "one.assay", *other, "--json"))
+    assert (told["sweep_id"], told["was_there"], told["absent"]) == (sweep_id, True, [])
+    for form in ("json", "junit"):
+        words = ("report", sweep_id, "--format", form)
+        assert said(capsys, *words, *other) == said(capsys, *words)
+    said(capsys, "retract", sweep_id, "--reason", "the fan was blocked", *other)
+    assert "with other content than in one.assay: sweep, event" in said(
+        capsys, "db", "import", "one.assay", *other, code=4
+    )
+    assert "no store at" in said(capsys, "db", "import", "one.assay", "--store", "sqlite:///none.db", code=4)
+    assert "other.db is no whole export" in said(capsys, "db", "import", "other.db", *other, code=2)
+    assert "one.txt: No such file" in said(capsys, "db", "import", "one.txt", *other, code=4)
+    assert "folder nowhere does not exist" in said(capsys, "db", "export", sweep_id, "nowhere/a", code=2)
+    assert sorted(path.name for path in here.glob("*e.assay*")) == ["one.assay"]
