@@ -50,6 +50,7 @@ PARTS = {
     "sweeps": ("status", "watch", "gate"),
     "judging": ("judge",),
     "reports": ("report", "explain"),
+    "history": ("compare",),
     "reviewed": ("bless", "waive", "retract"),
     "calibrate": ("calibrate",),
     "cards": ("cards",),

@@ -36,7 +36,7 @@ from jobs.store import (
 from jobs.store.cluster import CardRow, CardSeen, Queue, WaitingBlocks
 from jobs.store.connect import Database
 from jobs.store.retractions import Struck
-from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, Priority, RunTicket, SweepRow
+from jobs.store.rows import AttemptRef, BlockClaim, Event, Pending, Priority, RunTicket, StoredRun, SweepRow
 from jobs.store.transfer import Exported, Imported
 from jobs.tables import block
 from jobs.verdict import Retraction, Verdict
@@ -54,6 +54,7 @@ __all__ = [
     "Queue",
     "RunTicket",
     "Store",
+    "StoredRun",
     "Struck",
     "SweepRow",
     "WaitingBlocks",
@@ -293,6 +294,10 @@ class Store:
     def record(self, attempt_id: str) -> RunRecord | None:
         """What one attempt measured, also one that was set aside; None when it wrote nothing."""
         return self._database.read(lambda c: readback.record(c, attempt_id))
+
+    def run(self, run_id: str) -> StoredRun:
+        """One run with its sweep, cell and arm."""
+        return self._database.read(lambda c: readback.one_run(c, run_id))
 
     def write_adjudication(self, sweep_id: str, answer: Adjudication) -> None:
         """Store the answer to a question of the judge; of several to one question the first stands."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, select
+from sqlalchemy import Connection, Row, Table, select, true
 
 from jobs.errors import SpecError
 from jobs.model import (
@@ -31,6 +31,7 @@ from jobs.model import (
 )
 from jobs.store import calibrations, retractions, submission, verdicts
 from jobs.store.records import COLUMNS_ALIKE
+from jobs.store.rows import StoredRun
 from jobs.store.strict import flag_text
 from jobs.tables import (
     attempt,
@@ -92,19 +93,36 @@ def record(connection: Connection, attempt_id: str) -> RunRecord | None:
     return _records(connection, [found]).get(attempt_id)
 
 
-def _run_facts(connection: Connection, sweep_id: str, retracted: str | None) -> dict[str, list[RunFact]]:
-    """Runs by scenario, in block order. `retracted`: why all of their sweep is."""
+def one_run(connection: Connection, run_id: str) -> StoredRun:
+    """One run, with its sweep, cell and arm. Raises SpecError when there is none."""
+    row = connection.execute(select(run.c.sweep_id, run.c.scenario_id).where(run.c.id == run_id)).one_or_none()
+    if row is None:
+        raise SpecError(f"no run {run_id!r} in this store", "assay explain ID CELL lists the runs of a cell")
+    of = submission.one(connection, row.sweep_id)
+    (fact,) = _run_facts(connection, row.sweep_id, of.retracted_reason, run_id)[row.scenario_id]
+    plan = connection.execute(select(scenario.c.plan).where(scenario.c.id == row.scenario_id)).scalar_one()
+    arms = submission.manifest_of(connection, row.sweep_id).arms
+    arm = next(one for one in arms if one.name == fact.arm)
+    return StoredRun(of, CellPlan.model_validate(plan), arm, fact)
+
+
+def _run_facts(
+    connection: Connection, sweep_id: str, retracted: str | None, only: str | None = None
+) -> dict[str, list[RunFact]]:
+    """Runs by scenario, in block order; all of them, or one. `retracted`: why all of their sweep is."""
     whole = None if retracted is None else f"all of its sweep: {retracted}"
     told = [column for column in attempt.c if column.name not in ("opened_at", "closed_at", "worker", "card")]
     attempts = connection.execute(
-        select(*told).where(attempt.c.sweep_id == sweep_id).order_by(attempt.c.run_id, attempt.c.number)
+        select(*told)
+        .where(attempt.c.sweep_id == sweep_id, attempt.c.run_id == only if only else true())
+        .order_by(attempt.c.run_id, attempt.c.number)
     ).all()
     by_run: Rows = _grouped(attempts, "run_id")
     records = _records(connection, [row for row in attempts if row.state == "measured"])
     ordered = (
         select(run, block.c.number.label("block_number"))
         .join(block, block.c.id == run.c.block_id)
-        .where(run.c.sweep_id == sweep_id)
+        .where(run.c.sweep_id == sweep_id, run.c.id == only if only else true())
         .order_by(block.c.number, run.c.position)
     )
     facts: dict[str, list[RunFact]] = defaultdict(list)

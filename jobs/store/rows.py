@@ -9,7 +9,7 @@ from typing import Literal
 from ulid import ULID
 
 from jobs.lifecycle import Tried
-from jobs.model import CellPlan, RunState
+from jobs.model import ArmPlan, CellPlan, RunFact, RunState
 
 Priority = Literal["pr", "nightly"]
 PRIORITIES: tuple[Priority, ...] = ("pr", "nightly")
@@ -39,6 +39,16 @@ class SweepRow:
     priority: Priority = "pr"
     retracted_reason: str | None = None
     retracted_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """One run with what it was asked to be."""
+
+    sweep: SweepRow
+    plan: CellPlan
+    arm: ArmPlan
+    fact: RunFact
 
 
 @dataclass(frozen=True, slots=True)

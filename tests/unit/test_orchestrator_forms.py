@@ -63,3 +63,17 @@ def test_a_sweep_goes_from_one_store_to_another_by_a_file(
     assert "one.txt: No such file" in said(capsys, "db", "import", "one.txt", *other, code=4)
     assert "folder nowhere does not exist" in said(capsys, "db", "export", sweep_id, "nowhere/a", code=2)
     assert sorted(path.name for path in here.glob("*e.assay*")) == ["one.assay"]
+
+
+def test_two_runs_are_named_by_their_beginnings(
+    here: Path, stored: Put, documents: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(documents.sweep())
+    cell = json.loads(said(capsys, "explain", "swp_", "capital", "--json"))["input"]
+    first, *_, last = (run["run_id"] for run in cell["runs"])
+    out = said(capsys, "compare", first, last)
+    assert out.startswith(f"left: {first}\nright: {last}\n") and "Counters" in out
+    told = json.loads(said(capsys, "compare", first, first, "--json"))
+    assert (told["schema"], told["cannot"]) == ("assay.two-runs/1", [])
+    assert all(row["same"] for row in told["facts"]) and all(row["delta"] in (0, 0.0) for row in told["times"])
+    assert "run_x" in said(capsys, "compare", first, "run_x", code=2)
