@@ -60,7 +60,7 @@ def earlier_push(repository: Path, commit: str) -> str:
     listed = run_git(repository, "for-each-ref", f"--contains={commit}", "--format=%(refname) %(symref)", *places)
     holders = [row.split() for row in listed.stdout.decode(errors="replace").splitlines()]
     for name, *of_remote in holders:
-        if of_remote or name.rpartition("/")[2] in TRUNKS or name.startswith("refs/tags/"):
+        if of_remote or _branch(name) in TRUNKS or name.startswith("refs/tags/"):
             return ""
         if not (_is_before(repository, name, head) or _is_before(repository, head, name)):
             return ""
@@ -78,6 +78,11 @@ def _words(repository: Path, ref: str, tip: str, common: str, back: int) -> str:
     if back:
         told += f"; it holds no engine, so the nearest one before it serves, {back} commit{'s' * (back != 1)} back"
     return told
+
+
+def _branch(ref: str) -> str:
+    """A branch by its own name, its remote's apart: `fix/main` is no trunk."""
+    return ref.removeprefix("refs/heads/") if ref.startswith("refs/heads/") else "/".join(ref.split("/")[3:])
 
 
 def _is_before(repository: Path, commit: str, later: str) -> bool:

@@ -72,9 +72,7 @@ def _arm(doc: JudgeInput, cell: CellInput, name: str | None) -> ArmEvidence:
     wanted = wanted or [arm for arm in arms if not name and arm.role == "base"]
     if not wanted:
         raise SpecError(f"cell {cell.plan.cell} has no arm {name!r}", f"name one of: {', '.join(cell.plan.arms)}")
-    return weigh(
-        cell.plan, wanted[0], [run for run in cell.runs if run.arm == wanted[0].name], doc.manifest.identity.scope
-    )
+    return weigh(cell.plan, wanted[0], cell.runs, doc.manifest.identity.scope)
 
 
 def _unfit(cell: CellInput, arm: ArmEvidence) -> str:

@@ -101,8 +101,7 @@ def _cell(plan: CellPlan, base: ArmPlan, again: ArmPlan, blocks: int) -> CellPla
 
 
 def _arm(doc: JudgeInput, cell: CellInput, arm: ArmPlan) -> ArmEvidence:
-    runs = [run for run in cell.runs if run.arm == arm.name]
-    return weigh(cell.plan, arm, runs, doc.manifest.identity.scope)
+    return weigh(cell.plan, arm, cell.runs, doc.manifest.identity.scope)
 
 
 def _on_card(arm: ArmEvidence, uuid: str) -> compare.MeasuredArm:

@@ -243,6 +243,8 @@ def _time_row(
     gain = klass == "BETTER"
     if klass in ("WORSE", "BETTER") and (effect := _clock_effect(name, base, head, plan.deciding, evidence.floor)):
         klass, why = "UNDECIDED", effect
+    if klass in ("SAME", "BETTER") and (untold := _told_in_part(name, base) or _told_in_part(name, head)):
+        klass, why = "NO_VALID_SAMPLE", untold
     if klass == "NOT_MEASURED":
         klass = _why_no_time(name, base, head)
     elif standing.different_work or (gain and standing.near_tie):
@@ -306,6 +308,15 @@ def _why_no_time(name: str, base: MeasuredArm, head: MeasuredArm) -> TimeClass:
         return "THROTTLED_OUT"
     timed = any(type(reading) is not Missing and reading != 0 for arm in readings for reading in arm)
     return "NO_VALID_SAMPLE" if timed else "NOT_MEASURED"
+
+
+def _told_in_part(name: str, arm: MeasuredArm) -> str:
+    """How many runs of an arm gave no time where others did, the card apart: whoever picks runs picks the fast ones."""
+    readings = [run.readings.get(name, NOT_RECORDED) for run in arm.runs]
+    silent = [one for one in readings if isinstance(one, Missing) and one not in (THROTTLED, AGAIN)]
+    if not silent or all(isinstance(one, Missing) for one in readings):
+        return ""
+    return f"{len(silent)} of {len(readings)} runs of {arm.name} gave no time: {silent[0].missing}"
 
 
 def _kept(name: str, arm: MeasuredArm) -> str:

@@ -187,6 +187,18 @@ def pair_row(
     return _row(left, right, klass, what, compared, _places_note(bad, places, why))
 
 
+def never_met(base: ArmStreams, other: ArmStreams, contract: IdentityContract) -> IdentityRow | None:
+    """The first generation and sequence in which no run of an arm gave what any run of base did; None if none."""
+    for place in sorted(base.at.keys() & other.at.keys()):
+        pairs = [(left, right) for left in base.at[place] for right in other.at[place]]
+        if all(_differ(*pair) and not _allowed(*pair, contract) for pair in pairs):
+            left, right = pairs[0]
+            klass, why = _class_of(left, right, contract, later=False, oracle=no_oracle)
+            note = f"in none of {_count(len(other.at[place]), 'run')} is {left.words} what it is in base; {why}"
+            return _row(left, right, klass, "pair", min(len(left.ids), len(right.ids)), note)
+    return None
+
+
 def other_lengths(base: ArmStreams, other: ArmStreams) -> tuple[Stream, Stream] | None:
     """The first generation and sequence in which two arms gave another number of ids; None where they never did."""
     places = sorted(base.at.keys() & other.at.keys())

@@ -19,7 +19,7 @@ from jobs import collector, declared, goldens, losses, more_runs, outcomes, over
 from jobs.docket import Docket
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.judge_pair import rows_of_time
-from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
+from jobs.model import CellInput, JudgeInput, RunFact
 from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.noise import Calibration
@@ -28,7 +28,7 @@ from jobs.verdict import Finding, Outcome, Verdict
 Asked = FollowUp | BaseAgain | FreshBlocks
 """What the judge may ask before it answers."""
 
-Piece = TypeVar("Piece", CellPlan, RunFact)
+Piece = TypeVar("Piece", bound=BaseModel)
 
 
 def judge(doc: JudgeInput, *, runs_more: bool = True) -> Verdict | tuple[Asked, ...]:
@@ -142,9 +142,12 @@ def normalise(doc: JudgeInput) -> JudgeInput:
         for name in sorted(parts, key=lambda name: (order.get(name, len(order)), name))
         for cell in _one_cell(parts[name])
     ]
-    answers = {_text(answer): answer for answer in doc.adjudications}
     return doc.model_copy(
-        update={"cells": tuple(cells), "adjudications": tuple(answers[text] for text in sorted(answers))}
+        update={
+            "cells": tuple(cells),
+            "adjudications": tuple(_sorted_once(doc.adjudications)),
+            "calibrations": tuple(_sorted_once(doc.calibrations)),
+        }
     )
 
 
@@ -160,8 +163,10 @@ def _one_cell(parts: Sequence[CellInput]) -> list[CellInput]:
 
 def _each_once(pieces: Sequence[Piece]) -> Sequence[Piece]:
     """Pieces without repetition, by their text; the usual single one is not written out for it."""
-    if len(pieces) == 1:
-        return pieces
+    return pieces if len(pieces) == 1 else _sorted_once(pieces)
+
+
+def _sorted_once(pieces: Iterable[Piece]) -> list[Piece]:
     texts = {_text(piece): piece for piece in pieces}
     return [texts[text] for text in sorted(texts)]
 

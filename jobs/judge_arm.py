@@ -6,14 +6,12 @@ from collections import Counter as Tally
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs import checks, expressions
+from jobs import checks, expressions, more_runs
 from jobs.compare import AGAIN, THROTTLED, MeasuredArm, MeasuredRun, measured_arm
 from jobs.identity import ArmStreams, streams_of
 from jobs.metrics import CLOCKED, is_finite, readings, same_work
 from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Missing, Reading, RunFact, RunRecord
-from jobs.more_runs import is_again
 from jobs.natural import natural
-from jobs.order import RUNS_PER_REPEAT
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
 
 Card = tuple[str, ...]
@@ -56,8 +54,10 @@ class ArmEvidence:
 def weigh(plan: CellPlan, arm: ArmPlan, runs: Sequence[RunFact], scope: Collection[str]) -> ArmEvidence:
     """Sort an arm's runs by how they ended, and evaluate witnesses and equations on those that count.
 
-    `scope`: of the identity contract.
+    `runs`: all of its cell, which tell how many of each arm there must be; `scope`: of the identity contract.
     """
+    further = tuple(more_runs.given(plan, runs))
+    runs = [run for run in runs if run.arm == arm.name]
     endings = tuple((run, checks.ending(run)) for run in runs)
     counted: list[MeasuredRun] = []
     for run, end in endings:
@@ -65,11 +65,11 @@ def weigh(plan: CellPlan, arm: ArmPlan, runs: Sequence[RunFact], scope: Collecti
             assert run.record is not None, run.run_id
             before = counted[-1] if counted and same_work(counted[-1].record, run.record) else None
             values = readings(run.record, plan.settings.decode_skip, before.readings if before else None)
-            if end.word == "throttled" or is_again(plan, run):
+            if end.word == "throttled" or more_runs.is_again(plan, run):
                 no_time = THROTTLED if end.word == "throttled" else AGAIN
                 values = {name: no_time if name in CLOCKED else value for name, value in values.items()}
             counted.append(MeasuredRun(run.run_id, run.block, run.record, values, repeats=before is not None))
-    expected = max(plan.blocks * plan.repeats * RUNS_PER_REPEAT, len(runs))
+    expected = max(more_runs.expected(plan, further, is_base=arm.role == "base"), len(runs))
     measured = measured_arm(arm.name, counted)
     return ArmEvidence(
         plan=arm,

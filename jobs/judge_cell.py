@@ -129,7 +129,7 @@ class _Cell:
         strays = {arm.name for arm in self.arms if judge_runs.find_own_mismatches(self.docket, self.plan, arm)}
         for arm in self.arms:
             self._alone(arm)
-        if self.smaller is not None and not self.plan.settings.plan_only:
+        if self.smaller is not None and not self.plan.settings.plan_only and self.manifest.gate.identity != "off":
             others = self._weighed(self.smaller.plan, self.smaller.runs)
             find_over_batches(self.docket, self.plan, self.arms, self.smaller.plan, others, self.contract)
         self._against_golden(strays)
@@ -146,11 +146,7 @@ class _Cell:
 
     def _weighed(self, plan: CellPlan, runs: Sequence[RunFact]) -> list[ArmEvidence]:
         known = {arm.name: arm for arm in self.manifest.arms}
-        return [
-            weigh(plan, known[name], [run for run in runs if run.arm == name], self.contract.scope)
-            for name in plan.arms
-            if name in known
-        ]
+        return [weigh(plan, known[name], runs, self.contract.scope) for name in plan.arms if name in known]
 
     def _cast(self) -> None:
         """Whether the cell has arms to compare at all."""
@@ -203,7 +199,9 @@ class _Cell:
         if unbuilt := base.plan.unbuilt or arm.plan.unbuilt:
             rows = tuple(row.model_copy(update={"note": unbuilt}) if row.klass == "MISSING" else row for row in rows)
         self.pair_rows[arm.name] = rows
-        judge_pair.find_differences(self.docket, arm, rows, self.contract, both=both)
+        told = both and self.manifest.gate.identity != "off"
+        judge_pair.find_differences(self.docket, arm, rows, self.contract, both=told)
+        judge_pair.find_waived_unproven(self.docket, base, arm, rows, self.contract)
         if not both:
             return
         self.notes += controls.changed_defaults(base, arm)
@@ -269,6 +267,8 @@ class _Cell:
         """Locks with a margin band, against the oracle. A tripwire only warns; what is not known cannot pass."""
         if self.base is None or not self.base.records() or self.plan.settings.plan_only:
             return
+        if self.manifest.gate.identity == "off":
+            return  # nobody asks the oracle then, and what is not asked cannot be missed
         for fault in lock_margin.faults(self.plan, self.base, self.inquiry):
             if fault.lock.tripwire:
                 self.notes.append(f"tripwire: {fault.message}")

@@ -162,7 +162,9 @@ def readings(record: RunRecord, decode_skip: int = 1, like: Mapping[str, Reading
     if like is not None:
         times: dict[str, Reading] = {name: finite(v) for name, v in record.counters.items() if name in CLOCKED}
         return {**like, **times, **_derived(record.counters, record.facts, record.generations, decode_skip, TIMED)}
-    facts: dict[str, Reading] = {k: finite(v) for k, v in record.facts.items() if not isinstance(v, str)}
+    facts: dict[str, Reading] = {  # one by a counter's name is none: what looks at counters would not see it
+        k: finite(v) for k, v in record.facts.items() if not isinstance(v, str) and k not in COUNTERS
+    }
     counters = {name: v if type(v) is int else finite(v) for name, v in record.counters.items()}
     return {**facts, **counters, **derive(record.counters, record.facts, record.generations, decode_skip)}
 
@@ -289,6 +291,9 @@ def _decode_ms_per_token(run: Sources) -> Reading:
     if run.measured and all(map(is_planned, run.measured)):
         return PLANNED
     times = [total_ns / tokens / 1e6 for total_ns, tokens in map(run.decoded, run.measured) if tokens]
+    stepped = [g for g in run.measured if max(len(sequence.ids) for sequence in g.sequences) > 1]
+    if times and (untimed := sum(not generation.step_ns for generation in stepped)):
+        return Missing(missing=f"the steps of {untimed} of {len(run.measured)} generations were not timed")
     return upper_median(times) if times else Missing(missing="no one-token step was timed")
 
 
@@ -305,6 +310,8 @@ def _prefill_ms(run: Sources) -> Reading:
     if run.measured and all(map(is_planned, run.measured)):
         return PLANNED
     times = [generation.prefill_ns / 1e6 for generation in run.measured if generation.prefill_ns > 0]
+    if times and (untimed := len(run.measured) - len(times)):
+        return Missing(missing=f"the prefill of {untimed} of {len(run.measured)} generations was not timed")
     return upper_median(times) if times else Missing(missing="no prefill was timed")
 
 

@@ -7,7 +7,7 @@ plan alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -65,3 +65,10 @@ def given(plan: CellPlan, runs: Iterable[RunFact]) -> Iterator[str]:
 def planned_runs(plan: CellPlan) -> int:
     """Runs of one block in its balanced order."""
     return len(plan.arms) * RUNS_PER_REPEAT * plan.repeats
+
+
+def expected(plan: CellPlan, further: Collection[str], *, is_base: bool) -> int:
+    """Runs that there must be of one arm, those of the `further` kinds that the cell was given among them."""
+    blocks = plan.blocks + (plan.fresh_blocks if "blocks" in further else 0)
+    again = BASE_AGAIN if is_base and "base" in further else 0
+    return blocks * plan.repeats * RUNS_PER_REPEAT + again

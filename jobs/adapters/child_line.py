@@ -30,7 +30,7 @@ class BadLine(Exception):
 def parse_line(line: bytes) -> dict[str, Any]:
     """The object of one line: `type` is text, numbers are finite and of 64 bits, text is storable. Raises BadLine."""
     try:
-        value = json.loads(line, object_pairs_hook=_object)
+        value = json.loads(line, object_pairs_hook=each_once)
     except RecursionError:
         raise BadLine(f"nested deeper than {MAX_DEPTH} levels") from None
     except ValueError as exc:  # also JSONDecodeError, UnicodeDecodeError, and integers too long to convert
@@ -70,13 +70,14 @@ def storable_text(text: str) -> bool:
     return "\0" not in text and not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
-class _Twice(ValueError):
-    """An object that names one member twice, so that two readers could see different things."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The members of one JSON object. Raises ValueError for a name that stands twice."""
     made = dict(pairs)
     if len(made) != len(pairs):
         names = [name for name, _ in pairs]
         raise _Twice(f"the member {next(n for n in names if names.count(n) > 1)!r} stands twice in one object")
     return made
+
+
+class _Twice(ValueError):
+    """An object that names one member twice, so that two readers could see different things."""

@@ -14,7 +14,7 @@ from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any
 
-from jobs.adapters.child_line import unfit
+from jobs.adapters.child_line import each_once, unfit
 from jobs.excerpt import first_words
 from jobs.reads import UNITS, Figure, Reads, units_of
 
@@ -75,7 +75,9 @@ class _Json:
     def __init__(self, text: str, reads: Reads) -> None:
         self._reads = reads
         try:
-            self._whole = json.loads(text, parse_float=Decimal, parse_constant=_no_constant)
+            self._whole = json.loads(
+                text, parse_float=Decimal, parse_constant=_no_constant, object_pairs_hook=each_once
+            )
         except (ValueError, RecursionError) as exc:
             raise Unread(f"the output is no JSON document: {first_words(str(exc), 120)}") from None
 
@@ -172,8 +174,8 @@ def _word(value: Any, word: str) -> str:
 def _times(value: Any, figure: Figure, word: str) -> list[int]:
     """Times in whole ns: a number, a list of them, or text that holds them."""
     values = _NUMBER.findall(value) if isinstance(value, str) else value if isinstance(value, list) else [value]
-    if not values and word == "prefill":
-        raise Unread(f"{word}: no number")
+    if word == "prefill" and len(values) != 1:
+        raise Unread(f"{word}: {len(values) or 'no'} number{'s' * (len(values) > 1)}, and one is meant")
     return [round(_number(item, word) * UNITS["ns"][figure.unit]) for item in values]
 
 

@@ -219,6 +219,10 @@ def test_text_is_read_by_its_patterns() -> None:
         ({"runs": [{"out": {"tokens": [2**70]}, "why": "length", "ttft": 1, "itl": []}]}, "ids.0 is beyond 64 bits"),
         ({"runs": [{"out": {"tokens": [1]}, "why": 3, "ttft": 1, "itl": []}]}, "stop: '3' is no word"),
         ({"runs": [{"out": {"tokens": [1]}, "why": "eos", "ttft": "soon", "itl": []}]}, "prefill: no number"),
+        (
+            {"runs": [{"out": {"tokens": [1]}, "why": "eos", "ttft": "2 or 900", "itl": []}]},
+            "prefill: 2 numbers, and one is meant",
+        ),
         ({"copied": []}, "htod_bytes: no '0' on the way to copied.0"),
         ({"copied": ["1e999999999"]}, "htod_bytes: '1e999999999' is no finite number"),
         ({"copied": [True]}, "htod_bytes: 'True' is no finite number"),
@@ -228,6 +232,12 @@ def test_text_is_read_by_its_patterns() -> None:
 def test_a_place_that_holds_something_else_is_a_fault(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(Unread, match=re.escape(says)):
         mapped(json.dumps({**DOCUMENT, **changes}).encode(), JSON, 0, DEVICE)
+
+
+def test_a_member_that_stands_twice_is_a_fault_and_not_the_last_one() -> None:
+    text = json.dumps(DOCUMENT)
+    with pytest.raises(Unread, match="the member 'n' stands twice in one object"):
+        mapped(f'{text[:-1]}, "n": 3}}'.encode(), JSON, 0, DEVICE)
 
 
 @pytest.mark.parametrize(

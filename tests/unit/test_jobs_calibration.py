@@ -211,3 +211,11 @@ def test_noise_beyond_any_use_is_said_in_words(documents: Any) -> None:
     verdict = judge(doc)
     assert isinstance(verdict, Verdict)
     assert "beyond any use in 24" in render(verdict, "comment")
+
+
+def test_order_and_repetition_of_what_is_known_change_nothing(documents: Any) -> None:
+    one, two, *_ = (noise.model_copy(update={"at": "2026"}) for noise in told(noisy(documents)).values())
+    two = one.model_copy(update={"sigma": one.sigma + 1})
+    doc = documents.sweep()
+    first, second = (judge(doc.model_copy(update={"calibrations": known})) for known in ((one, two), (two, one, two)))
+    assert first == second

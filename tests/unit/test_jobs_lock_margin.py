@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.judge import concluded, judge
-from jobs.model import JudgeInput, Limits, Lock
+from jobs.model import Gate, JudgeInput, Limits, Lock
 from jobs.near_tie import Adjudication, FollowUp, ForcedPosition
 from jobs.verdict import Verdict
 
@@ -122,3 +122,11 @@ def test_answers_without_a_margin_are_written_as_before(documents: Any) -> None:
     plain = ForcedPosition(index=1, base_error=0.1, base_id=1, base_behind=0, head_id=1, head_behind=0, oracle_id=1)
     assert "oracle_margin" not in plain.canonical()
     assert "oracle_margin" in plain.model_copy(update={"oracle_margin": 0.5}).canonical()
+
+
+def test_where_the_identity_gate_is_off_no_margin_is_missed(documents: Any) -> None:
+    doc = locked(documents)
+    off = doc.manifest.model_copy(update={"gate": Gate(identity="off")})
+    verdict = judge(doc.model_copy(update={"manifest": off}))
+    assert isinstance(verdict, Verdict)
+    assert (verdict.outcome, verdict.exit_code, verdict.findings) == ("IMPROVED", 0, ())

@@ -92,7 +92,7 @@ def test_a_dirty_checkout_as_base_is_read_at_its_commit(folder: Path) -> None:
     assert len(_planned(folder, f"{commit}-dirty").reviewed.waivers) == 1
 
 
-@pytest.mark.parametrize(("branch", "in_force"), [("main", 1), ("topic", 0)])
+@pytest.mark.parametrize(("branch", "in_force"), [("main", 1), ("topic", 0), ("fix/main", 0)])
 def test_an_earlier_push_of_the_change_s_own_branch_waives_nothing(folder: Path, branch: str, in_force: int) -> None:
     """A base that only the branch under test holds was reviewed by nobody; the same commit of a trunk was."""
     git(folder, "branch", "-q", "-M", "main")

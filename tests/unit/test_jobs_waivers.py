@@ -165,3 +165,42 @@ def test_documents_without_reviewed_files_are_written_as_before(documents: Any) 
     assert isinstance(verdict, Verdict)
     text = verdict.canonical()
     assert '"reviewed"' not in text and '"waiver"' not in text and '"was"' not in text
+
+
+@pytest.mark.parametrize(
+    ("end", "waived"),
+    [
+        ("crash: ended by signal 11", {"outcome": "REGRESSED", "metric": "*"}),
+        ("non_finite: NaN at layer 3", {"outcome": "VIOLATION", "metric": "tokens"}),
+    ],
+)
+def test_a_waived_end_of_all_runs_leaves_nothing_proven(documents: Any, end: str, waived: dict[str, str]) -> None:
+    doc = documents.sweep(head=documents.stable_arm(fact=documents.lost("failed", end)))
+    verdict = judged(doc, SEGMENTS.model_copy(update=waived))
+    assert [(one.outcome, one.exit_code) for one in verdict.findings] == [("MISSING", 3), ("WAIVED", 0)]
+    assert "none is left to compare with base" in verdict.headline
+
+
+def test_a_waived_end_of_one_run_leaves_the_others_to_compare(documents: Any) -> None:
+    lost = documents.lost("failed", "crash: ended by signal 11")
+    doc = documents.replace_runs(
+        documents.sweep(),
+        lambda run: run.model_copy(update=lost) if (run.arm, run.position) == ("head", 2) else run,
+    )
+    assert judged(doc).outcome == "REGRESSED"
+    assert judged(doc, SEGMENTS.model_copy(update={"metric": "*"})).outcome == "WAIVED"
+
+
+@pytest.mark.parametrize(("meets", "outcome", "exit_code"), [(True, "WAIVED", 0), (False, "VIOLATION", 1)])
+def test_that_ids_waver_can_be_waived_and_that_none_is_base_s_cannot(
+    documents: Any, meets: bool, outcome: str, exit_code: int
+) -> None:
+    def wavering(run: int, _generation: int) -> tuple[int, ...]:
+        return documents.IDS if meets and run == 1 else (*documents.IDS[:3], 9 + run, *documents.IDS[4:])
+
+    doc = documents.sweep(head=documents.stable_arm(ids=wavering), base=documents.arm(gap=5.0), cell={"blocks": 4})
+    assert judged(doc).outcome == "NONDETERMINISTIC"
+    verdict = judged(doc, SEGMENTS.model_copy(update={"metric": "tokens", "outcome": "NONDETERMINISTIC"}))
+    assert (verdict.outcome, verdict.exit_code) == (outcome, exit_code)
+    if not meets:
+        assert "in none of 8 runs is generation 1 what it is in base" in verdict.headline
