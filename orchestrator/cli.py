@@ -51,6 +51,8 @@ PARTS = {
     "judging": ("judge",),
     "reports": ("report", "explain"),
     "history": ("compare",),
+    "comment": ("comment",),
+    "check": ("check",),
     "reviewed": ("bless", "waive", "retract"),
     "calibrate": ("calibrate",),
     "cards": ("cards",),

@@ -23,6 +23,7 @@ from jobs.store import (
     calibrations,
     claims,
     cluster,
+    comments,
     events,
     leases,
     readback,
@@ -379,6 +380,15 @@ class Store:
         self._database.write(
             lambda c: events.log(c, sweep_id, subject or sweep_id, kind, now, message=message, worker=worker)
         )
+
+    def events_about(self, subject: str, kind: str) -> tuple[Event, ...]:
+        """The events of one kind about one subject, in all sweeps, in order."""
+        return self._database.read(lambda c: events.about(c, subject, kind))
+
+    def write_comment(self, sweep_id: str, repository: str, pull_request: int, remote_id: str, digest: str) -> None:
+        """Note that a comment of a pull request shows a sweep's newest verdict."""
+        now = self._now()
+        self._database.write(lambda c: comments.write(c, sweep_id, repository, pull_request, remote_id, digest, now))
 
     def _now(self) -> datetime:
         now = self._clock()

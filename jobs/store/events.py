@@ -40,6 +40,12 @@ def newest(connection: Connection, sweep_id: str, limit: int) -> tuple[Event, ..
     return tuple(Event(**row._mapping) for row in reversed(connection.execute(wanted).all()))
 
 
+def about(connection: Connection, subject: str, kind: str) -> tuple[Event, ...]:
+    """The events of one kind about one subject, in all sweeps, in order."""
+    wanted = select(event).where(event.c.subject == subject, event.c.kind == kind).order_by(event.c.seq)
+    return tuple(Event(**row._mapping) for row in connection.execute(wanted))
+
+
 def history(connection: Connection, subject: str) -> tuple[Move, ...]:
     """The state changes of one attempt, run or sweep."""
     wanted = select(event).where(event.c.subject == subject, event.c.target != "").order_by(event.c.seq)

@@ -14,7 +14,7 @@ from jobs.model import ArmPlan, CellPlan, RunFact, RunState
 Priority = Literal["pr", "nightly"]
 PRIORITIES: tuple[Priority, ...] = ("pr", "nightly")
 """In the order in which they are served; the store holds the index."""
-IdKind = Literal["swp", "cel", "blk", "run", "att", "vrd", "gld"]
+IdKind = Literal["swp", "cel", "blk", "run", "att", "vrd", "gld", "cmt"]
 
 
 def new_id(kind: IdKind, now: datetime) -> str:

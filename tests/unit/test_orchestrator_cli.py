@@ -280,7 +280,20 @@ def test_a_document_is_built_when_it_is_first_used() -> None:
 def test_every_command_in_the_help_has_help_of_its_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["--help"]) == 0
     shown = capsys.readouterr().out
-    for command in ("run", "status", "judge", "gate", "report", "explain", "cards", "engine", "models", "db"):
+    for command in (
+        "run",
+        "status",
+        "judge",
+        "gate",
+        "report",
+        "explain",
+        "comment",
+        "check",
+        "cards",
+        "engine",
+        "models",
+        "db",
+    ):
         assert command in shown
         assert call([command, "--help"]) == 0
 
