@@ -50,7 +50,7 @@ PARTS = {
     "sweeps": ("status", "watch", "gate"),
     "judging": ("judge",),
     "reports": ("report", "explain"),
-    "history": ("compare",),
+    "history": ("compare", "history"),
     "comment": ("comment",),
     "check": ("check",),
     "reviewed": ("bless", "waive", "retract"),

@@ -14,6 +14,7 @@ from typing import IO, Any
 from sqlalchemy import Connection
 
 from jobs import collector
+from jobs.history import History
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
 from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication
@@ -25,6 +26,7 @@ from jobs.store import (
     cluster,
     comments,
     events,
+    histories,
     leases,
     readback,
     records,
@@ -63,6 +65,7 @@ __all__ = [
 
 LISTED_SWEEPS = 50
 LISTED_EVENTS = 10_000
+HISTORY_SWEEPS = 200
 
 
 class Store:
@@ -295,6 +298,12 @@ class Store:
     def record(self, attempt_id: str) -> RunRecord | None:
         """What one attempt measured, also one that was set aside; None when it wrote nothing."""
         return self._database.read(lambda c: readback.record(c, attempt_id))
+
+    def histories(
+        self, series: str, *, cell: str | None = None, arm: str | None = None, last: int = HISTORY_SWEEPS
+    ) -> tuple[History, ...]:
+        """The series that an id or the name of a counter or metric names, over the last sweeps that measured it."""
+        return self._database.read(lambda c: histories.histories(c, series, cell, arm, last))
 
     def run(self, run_id: str) -> StoredRun:
         """One run with its sweep, cell and arm."""

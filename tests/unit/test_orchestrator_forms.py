@@ -77,3 +77,20 @@ def test_two_runs_are_named_by_their_beginnings(
     assert (told["schema"], told["cannot"]) == ("assay.two-runs/1", [])
     assert all(row["same"] for row in told["facts"]) and all(row["delta"] in (0, 0.0) for row in told["times"])
     assert "run_x" in said(capsys, "compare", first, "run_x", code=2)
+
+
+def test_a_series_is_shown_by_the_name_of_its_counter(
+    stored: Put, documents: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep_id = stored(documents.sweep())
+    (told,) = json.loads(said(capsys, "history", "htod_bytes", "--cell", "capital", "--arm", "head", "--json"))
+    assert (told["schema"], told["name"], [point["sweep"] for point in told["points"]]) == (
+        "assay.history/1",
+        "htod_bytes",
+        [sweep_id],
+    )
+    out = said(capsys, "history", told["series"])
+    assert out.startswith(f"htod_bytes ({told['series']})\n") and "0 changes of level. Advice alone" in out
+    out = said(capsys, "history", "decode_ms_per_token", "--arm", "head")
+    assert "too few points to seek changes of a time: 1 of the 8" in out
+    assert "has measured nothing_such" in said(capsys, "history", "nothing_such", code=2)
