@@ -10,11 +10,14 @@ from contextlib import contextmanager
 @contextmanager
 def paused() -> Iterator[None]:
     """No search for cycles meanwhile: rows of a document hold none, and over ten thousand cells a third of the time
-    went into looking."""
+    went into looking. What was built counts as old afterwards, else the next search would go through all of it."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            gc.freeze()  # all that stands leaves its generation unread,
+            gc.unfreeze()  # and comes back to the oldest one
         if was_enabled:
             gc.enable()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from engine.counters import COUNTERS
 from jobs import gates, stats
 from jobs.metrics import CLOCKED, METRICS, NOT_RECORDED, TIMED
-from jobs.model import Missing, Reading, RunRecord
+from jobs.model import Missing, Reading, RunRecord, as_read
 from jobs.reviewed import Expectation
 from jobs.verdict import MetricClass, MetricRow, TimeClass, TimeRow
 
@@ -25,6 +25,8 @@ THROTTLED = Missing(missing="the card was throttled")
 
 AGAIN = Missing(missing="base again, behind the balanced order of its block")
 """What stands in the place of a time of a run that was made to see whether base repeats itself."""
+
+NO_NULL = Missing(missing="no null arm")
 
 ABSOLUTE_FLOOR_MS = 0.001
 """A time difference below a microsecond is no change that anybody should act on."""
@@ -79,11 +81,14 @@ _PLAIN = Standing()
 
 def measured_arm(name: str, runs: Sequence[MeasuredRun]) -> MeasuredArm:
     """An arm's values: the one value of all its runs, a median for times, or Missing with the range."""
-    names = sorted({name for run in runs for name in run.readings})
-    alike = all(run.repeats for run in runs[1:])
-    values = {
-        name: runs[0].readings[name] if alike and name not in CLOCKED else _arm_value(name, runs) for name in names
-    }
+    first = runs[0].readings if runs else {}
+    if all(run.repeats for run in runs[1:]):
+        values = {name: first[name] for name in sorted(first)}
+        names: Iterable[str] = CLOCKED & first.keys()
+    else:
+        names = sorted({name for run in runs for name in run.readings})
+        values = dict.fromkeys(names, NOT_RECORDED)
+    values.update((name, _arm_value(name, runs)) for name in names)
     return MeasuredArm(name, tuple(runs), values)
 
 
@@ -91,7 +96,7 @@ def exact_rows(
     base: MeasuredArm, head: MeasuredArm, cell: str, expectations: Iterable[Expectation], standing: Standing
 ) -> tuple[MetricRow, ...]:
     """One row for each exact metric that either arm records, gating ones first, then by name."""
-    declared = tuple(expectations)
+    declared, is_plain = tuple(expectations), standing == _PLAIN
     names = _exact_names(base) | _exact_names(head) | gates.GATING
     stepped = any(len(g.ids) > 1 for arm in (base, head) for run in arm.runs for g in run.record.generations)
     rows = []
@@ -101,9 +106,9 @@ def exact_rows(
         mine, theirs = base.values.get(name, NOT_RECORDED), head.values.get(name, NOT_RECORDED)
         counted = not (_is_undeclared(mine) and _is_undeclared(theirs))
         asked = counted and (stepped or name not in gates.STEP_METRICS or {mine, theirs} != {NOT_RECORDED})
-        ruling = gates.rule(
-            metric, mine, theirs, gates.matching(declared, name, cell), capture_varies=standing.capture_varies
-        )
+        expected = gates.matching(declared, name, cell) if declared else None
+        ruling = gates.rule(metric, mine, theirs, expected, capture_varies=standing.capture_varies)
+        note = ruling.note if asked or not counted else gates.NO_STEP
         rows.append(
             MetricRow.made(
                 metric=name,
@@ -115,9 +120,7 @@ def exact_rows(
                 delta=ruling.delta,
                 klass=_standing_class(ruling.klass, standing),
                 run_ids=run_ids,
-                note=_note(
-                    ruling.note if asked or not counted else gates.NO_STEP, standing, gain=ruling.klass == "improved"
-                ),
+                note=note if is_plain else _note(note, standing, gain=ruling.klass == "improved"),
             )
         )
     return tuple(rows)
@@ -125,11 +128,9 @@ def exact_rows(
 
 def varying(arm: MeasuredArm) -> dict[str, Missing]:
     """Exact metrics that did not repeat inside an arm, with the range of their values."""
-    return {
-        name: value
-        for name, value in arm.values.items()
-        if type(value) is Missing and value.missing.startswith("varies") and name in _exact_names(arm)
-    }
+    odd = {n: v for n, v in arm.values.items() if type(v) is Missing and v.missing.startswith("varies")}
+    exact = _exact_names(arm) if odd else ()
+    return {name: value for name, value in odd.items() if name in exact}
 
 
 def differing(base: MeasuredArm, null: MeasuredArm) -> dict[str, tuple[Reading, Reading]]:
@@ -165,22 +166,37 @@ def time_rows(
     base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, plan: TimePlan, standing: Standing
 ) -> tuple[TimeRow, ...]:
     """One row for each time metric: the ratio head / base inside blocks, with its noise."""
-    return tuple(_time_row(name, base, head, null, plan, standing) for name in TIME_METRICS)
+    screening, deciding = (_shared(base, head, blocks) for blocks in (plan.screening, plan.deciding))
+    again = _shared(base, null, plan.deciding) if null else ()
+    rows, run_ids = [], _run_ids(base, head)
+    for name in TIME_METRICS:
+        evidence = stats.TimeEvidence(
+            _in_blocks(name, base, head, screening),
+            _in_blocks(name, base, head, deciding),
+            _in_blocks(name, base, null, again) if null else None,
+            plan.rows,
+            floor_of(METRICS[name].unit, base.value(name)),
+        )
+        rows.append(_time_row(name, base, head, evidence, plan, standing, run_ids))
+    return tuple(rows)
 
 
 # ---- exact -------------------------------------------------------------------------------------------------------
 
 
+_EXACT = frozenset(gates.EXACT)
+_KNOWN = frozenset(METRICS) | frozenset(COUNTERS)
+
+
 def _exact_names(arm: MeasuredArm) -> set[str]:
     """Registered exact metrics, and counters that no registry knows: those are shown and never gate."""
-    recorded = {name for run in arm.runs for name in run.record.counters}
-    unknown = {name for name in recorded if name not in METRICS and name not in COUNTERS}
-    return (set(arm.values) & set(gates.EXACT)) | unknown
+    recorded = {name for run in arm.runs if not run.repeats for name in run.record.counters}
+    return {name for name in arm.values if name in _EXACT} | (recorded - _KNOWN)
 
 
 def _is_undeclared(value: Reading) -> bool:
     """Whether an arm's program neither names nor tells a counter, so that nothing is asked of it."""
-    return isinstance(value, Missing) and value.missing == gates.UNDECLARED
+    return type(value) is Missing and value.missing == gates.UNDECLARED
 
 
 def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:
@@ -227,16 +243,15 @@ def _run_ids(*arms: MeasuredArm) -> tuple[str, ...]:
 
 
 def _time_row(
-    name: str, base: MeasuredArm, head: MeasuredArm, null: MeasuredArm | None, plan: TimePlan, standing: Standing
+    name: str,
+    base: MeasuredArm,
+    head: MeasuredArm,
+    evidence: stats.TimeEvidence,
+    plan: TimePlan,
+    standing: Standing,
+    run_ids: tuple[str, ...],
 ) -> TimeRow:
     metric = METRICS[name]
-    evidence = stats.TimeEvidence(
-        block_times(name, base, head, plan.screening),
-        block_times(name, base, head, plan.deciding),
-        block_times(name, base, null, plan.deciding) if null else None,
-        plan.rows,
-        floor_of(metric.unit, base.value(name)),
-    )
     decides = stats.screen if plan.awaits else stats.decide
     decision = decides(evidence, lower_is_better=metric.direction == "lower")
     klass, why, pair, control = decision.klass, decision.why, decision.pair, decision.null
@@ -252,26 +267,27 @@ def _time_row(
     elif standing.unjudged:
         klass, why = "UNDECIDED", ""
     why = "; ".join(part for part in (why, *(_kept(name, arm) for arm in (base, head))) if part)
-    return TimeRow(
+    return TimeRow.made(
         metric=name,
         unit=metric.unit,
-        base_median=base.value(name),
-        head_median=head.value(name),
-        ratio=pair.ratio,
-        low=pair.low,
-        high=pair.high,
-        null_ratio=control.ratio if control else Missing(missing="no null arm"),
+        base_median=as_read(base.value(name)),
+        head_median=as_read(head.value(name)),
+        ratio=as_read(pair.ratio),
+        low=as_read(pair.low),
+        high=as_read(pair.high),
+        null_ratio=as_read(control.ratio) if control else NO_NULL,
         blocks=pair.blocks,
-        smallest_detectable=pair.smallest_detectable,
+        smallest_detectable=as_read(pair.smallest_detectable),
         klass=klass,
-        run_ids=_run_ids(base, head),
+        run_ids=run_ids,
         note=_note(why, standing, gain=gain),
+        calibrated=None,
     )
 
 
 def _clock_effect(name: str, base: MeasuredArm, head: MeasuredArm, blocks: range, floor: float) -> str:
     """Whether the card's clock alone moved a metric; nothing is said where a run's clock is not known."""
-    shared = sorted({run.block for run in base.runs} & {run.block for run in head.runs} & set(blocks))
+    shared = _shared(base, head, blocks)
     pairs = [[_clocked(name, arm, block) for arm in (base, head)] for block in shared]
     if any(clocked is None for pair in pairs for clocked in pair):
         return ""
@@ -321,16 +337,25 @@ def _told_in_part(name: str, arm: MeasuredArm) -> str:
 
 def _kept(name: str, arm: MeasuredArm) -> str:
     """How many runs of an arm gave a time, where a slowed card took some; empty where it took none."""
-    throttled = sum(run.readings.get(name, NOT_RECORDED) == THROTTLED for run in arm.runs)
+    times = (run.readings.get(name, NOT_RECORDED) for run in arm.runs)
+    throttled = sum(type(time) is Missing and time == THROTTLED for time in times)
     if not throttled:
         return ""
-    times = sum(len(_times(name, arm, block)) for block in sorted({run.block for run in arm.runs}))
-    return f"{times} of {len(arm.runs)} runs of {arm.name} kept: {throttled} on a throttled card"
+    kept = sum(len(_times(name, arm, block)) for block in sorted({run.block for run in arm.runs}))
+    return f"{kept} of {len(arm.runs)} runs of {arm.name} kept: {throttled} on a throttled card"
 
 
 def block_times(name: str, base: MeasuredArm, head: MeasuredArm, blocks: range) -> tuple[stats.BlockTimes, ...]:
     """The times of two arms in each of some blocks that both ran in."""
-    shared = sorted({run.block for run in base.runs} & {run.block for run in head.runs} & set(blocks))
+    return _in_blocks(name, base, head, _shared(base, head, blocks))
+
+
+def _shared(base: MeasuredArm, head: MeasuredArm, blocks: range) -> list[int]:
+    """Those of some blocks that both arms ran in."""
+    return sorted({run.block for run in base.runs} & {run.block for run in head.runs if run.block in blocks})
+
+
+def _in_blocks(name: str, base: MeasuredArm, head: MeasuredArm, shared: Iterable[int]) -> tuple[stats.BlockTimes, ...]:
     return tuple(stats.BlockTimes(_times(name, base, block), _times(name, head, block)) for block in shared)
 
 

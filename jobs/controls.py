@@ -75,7 +75,7 @@ def redefined(base: ArmEvidence, other: ArmEvidence) -> Iterator[str]:
 
 
 def _way(delta: Reading) -> int:
-    return 0 if isinstance(delta, Missing) else (delta > 0) - (delta < 0)
+    return 0 if type(delta) is Missing else (delta > 0) - (delta < 0)
 
 
 def _defaults(arm: ArmEvidence) -> dict[str, frozenset[str]]:
@@ -84,7 +84,7 @@ def _defaults(arm: ArmEvidence) -> dict[str, frozenset[str]]:
     asked: set[str] = set()
     for record in arm.records():
         for name, entry in record.effective_config.items():
-            if isinstance(entry, Mapping) and entry.get("source") == "default":
+            if isinstance(entry, dict) and entry.get("source") == "default":
                 found.setdefault(name, set()).add(str(effective(entry)))
             else:
                 asked.add(name)

@@ -91,7 +91,7 @@ def _reviewed(row: Expectation, state: str, **fields: object) -> ReviewedRow:
 def _used(manifest: Manifest, cells: Sequence[CellVerdict]) -> dict[Expectation | None, set[str]]:
     """The expectations that excused something, with the cells."""
     used: dict[Expectation | None, set[str]] = {}
-    for cell in cells:
+    for cell in cells if manifest.expectations else ():
         for row in cell.exact:
             if row.klass == "declared":
                 used.setdefault(gates.matching(manifest.expectations, row.metric, cell.cell), set()).add(cell.cell)

@@ -10,6 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 _NOT_KEPT: set[str] = set()
 _put = object.__setattr__
+_put_told, _put_extra, _put_private = (
+    BaseModel.__dict__[name].__set__
+    for name in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+)
 
 
 class Document(BaseModel):
@@ -30,9 +34,9 @@ class Document(BaseModel):
         assert len(fields) == len(cls.__pydantic_fields__), (cls, sorted(fields))
         row: Self = object.__new__(cls)
         _put(row, "__dict__", fields)
-        _put(row, "__pydantic_fields_set__", _NOT_KEPT)
-        _put(row, "__pydantic_extra__", None)
-        _put(row, "__pydantic_private__", None)
+        _put_told(row, _NOT_KEPT)
+        _put_extra(row, None)
+        _put_private(row, None)
         return row
 
     def canonical(self) -> str:

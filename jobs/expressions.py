@@ -171,10 +171,12 @@ def _evaluator(node: ast.expr) -> Evaluator:
 
 def _operand(name: str, values: Values) -> Value:
     value = values.get(name)
+    if type(value) is int:
+        return value
     if value is None:
-        return Missing(missing=f"{name}: not recorded")
+        return Missing.made(missing=f"{name}: not recorded")
     if type(value) is Missing:
-        return Missing(missing=f"{name}: {value.missing}")
+        return Missing.made(missing=f"{name}: {value.missing}")
     return value if is_finite(value) else Missing(missing=f"{name}: not finite")
 
 
@@ -203,7 +205,7 @@ def _arithmetic(node: ast.BinOp, left: Evaluator, right: Evaluator) -> Evaluator
             return Missing(missing=f"{text}: division by zero")
         except OverflowError:
             return Missing(missing=f"{text}: out of range")
-        return result if is_finite(result) else Missing(missing=f"{text}: not finite")
+        return result if type(result) is int or is_finite(result) else Missing(missing=f"{text}: not finite")
 
     return compute
 

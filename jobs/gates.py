@@ -12,6 +12,7 @@ import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import NamedTuple
 
 from engine.counters import COUNTERS
 from jobs.metrics import METRICS, NOT_RECORDED, Direction
@@ -81,13 +82,15 @@ class ExactMetric:
     gating: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Ruling:
+class Ruling(NamedTuple):
     """How base and head compare in one exact metric."""
 
     klass: MetricClass
     delta: Reading
     note: str = ""
+
+
+_NEITHER = Ruling("not_recorded", NOT_RECORDED)
 
 
 def _exact_metrics() -> dict[str, ExactMetric]:
@@ -145,7 +148,7 @@ def rule(
     `capture_varies`: the arms were asked for another capture setting, and the sweep says so.
     """
     if type(base) is Missing or type(head) is Missing:
-        return _absent(base, head)
+        return _NEITHER if base is head is NOT_RECORDED else _absent(base, head)
     delta = head - base
     if delta == 0:
         note = f"a declared change did not happen: {declared.reason}" if declared else ""
@@ -177,7 +180,7 @@ def _moved(
 
 def _absent(base: Reading, head: Reading) -> Ruling:
     if base == NOT_RECORDED and head == NOT_RECORDED:
-        return Ruling("not_recorded", NOT_RECORDED)
+        return _NEITHER
     for side, reading in (("base", base), ("head", head)):
         if type(reading) is Missing and reading.missing.startswith("varies"):
             return Ruling("varies", reading, f"{side} {reading.missing}")
@@ -186,7 +189,7 @@ def _absent(base: Reading, head: Reading) -> Ruling:
     if head == NOT_RECORDED and type(base) is not Missing:
         return Ruling("vanished", NOT_RECORDED, "head does not record it")
     reasons = [f"{side}: {r.missing}" for side, r in (("base", base), ("head", head)) if type(r) is Missing]
-    return Ruling("not_recorded", Missing(missing="; ".join(reasons)), "; ".join(reasons))
+    return Ruling("not_recorded", Missing.made(missing="; ".join(reasons)), "; ".join(reasons))
 
 
 def _join(*parts: str) -> str:

@@ -9,10 +9,9 @@ put before a teacher-forced oracle (`jobs.near_tie`), and UNADJUDICATED as long 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from jobs.contract import IdentityContract
 from jobs.model import Lock, RunRecord
@@ -29,8 +28,7 @@ CONTEXT = 4
 NO_ORACLE = "no oracle was run, so a near tie is not excused and it counts as VIOLATION"
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
+class Stream(NamedTuple):
     """The ids of one sequence of one generation of one run.
 
     `run` is the arm's run number, from 1, in block order. `sequence` counts from 0, and is None where there is but one.
@@ -101,11 +99,12 @@ def arm_streams(arm: str, runs: Iterable[tuple[Stream, ...]]) -> ArmStreams:
     """An arm's streams from those of its runs."""
     runs = tuple(runs)
     found: dict[Place, list[Stream]] = {}
-    given: Counter[Place] = Counter()
+    given: dict[Place, int] = {}
     for run in runs:
         for stream in run:
             found.setdefault(stream.place, []).append(stream)
-        given.update({stream.place for stream in run})
+        for place in {stream.place for stream in run}:
+            given[place] = given.get(place, 0) + 1
     return ArmStreams(arm, runs, {place: found[place] for place in sorted(found) if given[place] == len(runs)})
 
 
@@ -314,7 +313,7 @@ def _row(
 ) -> IdentityRow:
     at = common_prefix(left.ids, right.ids)
     differs = at < max(len(left.ids), len(right.ids))
-    return IdentityRow(
+    return IdentityRow.made(
         klass=klass,
         left=_label(left, what, by_run=by_run),
         right=_label(right, what, by_run=by_run),
@@ -350,14 +349,10 @@ def _equal(left: ArmStreams, right: ArmStreams, what: What, places: Sequence[Pla
         note += f"; {_count(len(alone), 'sequence')} of one arm's batch had no other to compare with"
     if first.ids != second.ids or first.stop != second.stop:
         note += "; equal as far as the shorter goes, which the prefix contract allows"
-    return _row(first, second, "IDENTICAL", what, compared, note).model_copy(
-        update={
-            "left": left.arm,
-            "right": right.arm,
-            "generation": None,
-            "sequence": None,
-            "run_ids": tuple(dict.fromkeys((*left.run_ids(), *right.run_ids()))),
-        }
+    row = _row(first, second, "IDENTICAL", what, compared, note)
+    whole = {"left": left.arm, "right": right.arm, "generation": None, "sequence": None}
+    return IdentityRow.made(
+        **{**row.__dict__, **whole, "run_ids": tuple(dict.fromkeys((*left.run_ids(), *right.run_ids())))}
     )
 
 

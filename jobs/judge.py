@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -158,7 +158,7 @@ def _one_cell(parts: Sequence[CellInput]) -> list[CellInput]:
     for run in (run for part in parts for run in part.runs):
         by_id.setdefault(run.run_id, []).append(_ordered(run))
     runs = sorted((run for same in by_id.values() for run in _each_once(same)), key=_run_key)
-    return [CellInput(plan=plan, runs=() if index else tuple(runs)) for index, plan in enumerate(plans)]
+    return [CellInput.made(plan=plan, runs=() if index else tuple(runs)) for index, plan in enumerate(plans)]
 
 
 def _each_once(pieces: Sequence[Piece]) -> Sequence[Piece]:
@@ -221,7 +221,7 @@ def _document_findings(doc: JudgeInput) -> Iterable[Finding]:
         docket = Docket(cell.plan.cell, doc.manifest.gate)
         if cell.plan.cell not in planned:
             docket.add("INFRASTRUCTURE", "infrastructure", "results for a cell that the manifest does not hold")
-        elif cell.plan != planned[cell.plan.cell]:
+        elif cell.plan is not planned[cell.plan.cell] and cell.plan != planned[cell.plan.cell]:
             docket.add("INFRASTRUCTURE", "infrastructure", "results for a plan that is not the manifest's")
         ids = [run.run_id for run in cell.runs]
         for run_id in sorted({run_id for run_id in ids if ids.count(run_id) > 1}):
@@ -245,8 +245,22 @@ def _run_key(run: RunFact) -> tuple[int, int, str]:
     return (run.block, run.position, run.run_id)
 
 
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
-
-
 def _text(piece: BaseModel) -> str:
-    return _ENCODER.encode(piece.model_dump(mode="json"))
+    """JSON of `model_dump(mode="json")`, keys sorted; only what holds a NaN is dumped: that has rules of its own."""
+    try:
+        return _ENCODER.encode(piece)
+    except ValueError:
+        return json.dumps(piece.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+
+
+def _fields(piece: BaseModel) -> dict[str, Any]:
+    """What stands in a piece, without what it leaves out itself; the pieces in it are written after it."""
+    if piece.model_config.get("serialize_by_alias"):
+        return piece.model_dump(mode="json")
+    for name in piece.__pydantic_decorators__.model_serializers:
+        fields: dict[str, Any] = getattr(piece, name)(lambda one: {**one.__dict__})
+        return fields
+    return piece.__dict__
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_fields)

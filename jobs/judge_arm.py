@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter as Tally
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs import checks, expressions, more_runs
 from jobs.compare import AGAIN, THROTTLED, MeasuredArm, MeasuredRun, measured_arm
 from jobs.identity import ArmStreams, streams_of
-from jobs.metrics import CLOCKED, is_finite, readings, same_work
-from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Missing, Reading, RunFact, RunRecord
+from jobs.metrics import CLOCKED, NOT_RECORDED, is_finite, readings, same_work
+from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Reading, RunFact, RunRecord, as_read
 from jobs.natural import natural
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
 
@@ -88,7 +87,7 @@ def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | 
     records = evidence.records()
     first = records[0] if records else None
     plan = evidence.plan
-    return ArmView(
+    return ArmView.made(
         arm=plan.name,
         role=plan.role,
         source=plan.source,
@@ -97,7 +96,7 @@ def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | 
         config={**config, **plan.config},
         runs_expected=evidence.expected,
         runs_complete=len(records),
-        values=dict(evidence.measured.values),
+        values={name: as_read(value) for name, value in evidence.measured.values.items()},
         facts={k: v for k, v in first.facts.items() if isinstance(v, str) or is_finite(v)} if first else {},
         seams=first.seams if first else (),
         top_keys=_top_keys(first) if first else (),
@@ -151,7 +150,8 @@ def _witnesses(plan: CellPlan, arm: MeasuredArm) -> tuple[WitnessRow, ...]:
         unmet = [run for run in arm.runs if not _holds(witness.expr, run.readings)]
         shown = (unmet or list(arm.runs))[:1]
         values = {name: _reading(name, run) for run in shown for name in _names(witness.expr)}
-        rows.append(WitnessRow(expr=witness.expr, arm=arm.name, holds=bool(arm.runs) and not unmet, values=values))
+        holds = bool(arm.runs) and not unmet
+        rows.append(WitnessRow.made(expr=witness.expr, arm=arm.name, holds=holds, values=values))
     return tuple(rows)
 
 
@@ -170,7 +170,7 @@ def _names(expr: str) -> list[str]:
 
 
 def _reading(name: str, run: MeasuredRun) -> Reading:
-    return run.readings.get(name, Missing(missing="not recorded"))
+    return run.readings.get(name, NOT_RECORDED)
 
 
 def _invariants(plan: CellPlan, asked: ArmPlan, arm: MeasuredArm) -> tuple[InvariantRow, ...]:
@@ -188,6 +188,10 @@ def _invariants(plan: CellPlan, asked: ArmPlan, arm: MeasuredArm) -> tuple[Invar
 
 
 def _invariant_row(name: str, arm: str, results: Sequence[checks.Evaluated]) -> InvariantRow:
+    first = results[0]
+    if first.holds and all(result is first for result in results):  # as of all runs of a healthy arm
+        seen = first.equation
+        return InvariantRow.made(name=name, arm=arm, holds=True, checked=len(results), worst=seen, note="")
     broken = [result for result in results if not result.holds]
     unread = [result for result in broken if result.equation is None]
     told = {id(result): result.equation for result in broken or results if result.equation}
@@ -218,4 +222,5 @@ def _crossings(record: RunRecord) -> tuple[int, int]:
 
 
 def _tally(words: Iterable[str]) -> dict[str, int]:
-    return dict(sorted(Tally(words).items()))
+    told = sorted(words)
+    return {word: told.count(word) for word in dict.fromkeys(told)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from jobs import (
@@ -315,7 +315,7 @@ class _Cell:
         compared = bool(names & self.planned) or any(
             row.klass not in ("MISSING", "NOT_COMPARABLE") for name in names for row in self.pair_rows.get(name, ())
         )
-        verdict = CellVerdict(
+        verdict = CellVerdict.made(
             cell=self.plan.cell,
             outcome=self._outcome(findings),
             exit_code=outcomes.fold(finding.exit_code for finding in findings),
@@ -327,7 +327,7 @@ class _Cell:
             ),
             witnesses=tuple(row for arm in self.arms for row in arm.witnesses),
             invariants=tuple(row for arm in self.arms for row in arm.invariants),
-            exact=tuple(_marked(row, findings) for row in self.exact),
+            exact=_marked(self.exact, findings),
             time=tuple(self.time),
             losses=losses.rows(self.arms),
             notes=tuple(self.notes),
@@ -343,8 +343,12 @@ class _Cell:
         return "IMPROVED" if any(row.klass == "improved" for row in self.exact) else "PASS"
 
 
-def _marked(row: MetricRow, findings: Sequence[Finding]) -> MetricRow:
-    """A row with a word that what was found of it is waived."""
-    if row.klass == "same" or not any(finding.was and finding.metric == row.metric for finding in findings):
-        return row
-    return row.model_copy(update={"note": "; ".join(part for part in (row.note, "waived") if part)})
+def _marked(rows: Iterable[MetricRow], findings: Sequence[Finding]) -> tuple[MetricRow, ...]:
+    """Rows, with a word in those of which what was found is waived."""
+    waived = {finding.metric for finding in findings if finding.was}
+    return tuple(
+        row.model_copy(update={"note": "; ".join(part for part in (row.note, "waived") if part)})
+        if row.metric in waived and row.klass != "same"
+        else row
+        for row in rows
+    )

@@ -52,11 +52,13 @@ def find_faults(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, is_base: bo
             message = f"{arm.name}'s logits are not finite ({where})"
             docket.add("VIOLATION", "identity", message, arm=arm.name, run_ids=[record.run_id])
     _find_untold(docket, arm)
-    invalid = {
-        fault: record.run_id
-        for record in arm.records()
-        for fault in (*checks.invalid_figures(record), *plausible.impossible(record))
-    }
+    invalid: dict[str, str] = {}
+    of_counters: list[str] = []
+    for run in arm.measured.runs:
+        if not run.repeats:
+            of_counters = plausible.counted(run.record)
+        faults = (*checks.invalid_figures(run.record), *plausible.impossible(run.record, of_counters))
+        invalid.update(dict.fromkeys(faults, run.run_id))
     if invalid:
         first = next(iter(invalid))
         more = f" and {len(invalid) - 1} more" if len(invalid) > 1 else ""
@@ -71,7 +73,7 @@ def _find_untold(docket: Docket, arm: ArmEvidence) -> None:
         name: value.missing
         for record in arm.records()
         for name in arm.plan.counters
-        if isinstance(value := record.counters.get(name, NOT_RECORDED), Missing)
+        if type(value := record.counters.get(name, NOT_RECORDED)) is Missing
     }
     if absent:
         name, why = next(iter(absent.items()))

@@ -20,7 +20,7 @@ def lost(arm: ArmEvidence) -> LossRow:
         end.kind == "contaminated" and run.state == "complete" and run.record is not None for run, end in arm.endings
     )
     throttled = sum(end.word == "throttled" for _, end in arm.ended("measured"))
-    return LossRow(arm=arm.name, attempts=attempts, contaminated=aside + uncertified, throttled=throttled)
+    return LossRow.made(arm=arm.name, attempts=attempts, contaminated=aside + uncertified, throttled=throttled)
 
 
 def rows(arms: Sequence[ArmEvidence]) -> tuple[LossRow, ...]:

@@ -82,7 +82,9 @@ class Sources:
 
 def is_planned(generation: Generation) -> bool:
     """Whether a generation was planned alone: it counted, gave no id to any sequence, and stopped none."""
-    return bool(generation.counters) and not any(s.ids or s.stop_reason for s in generation.sequences)
+    if generation.ids or generation.stop_reason:
+        return False
+    return bool(generation.counters) and not any(s.ids or s.stop_reason for s in generation.further)
 
 
 def given_tokens(generation: Generation) -> int:
@@ -139,15 +141,24 @@ def same_work(mine: RunRecord, theirs: RunRecord) -> bool:
         mine.facts == theirs.facts
         and mine.equations == theirs.equations
         and mine.counters.keys() == theirs.counters.keys()
-        and _without_times(mine.counters) == _without_times(theirs.counters)
-        and [_work(generation) for generation in mine.generations]
-        == [_work(generation) for generation in theirs.generations]
+        and _same_counts(mine.counters, theirs.counters)
+        and len(mine.generations) == len(theirs.generations)
+        and all(map(_same_generation, mine.generations, theirs.generations))
     )
 
 
-def _work(generation: Generation) -> tuple[object, ...]:
-    counters = {phase: _without_times(found) for phase, found in generation.counters.items()}
-    return generation.warmup, given_tokens(generation), len(generation.sequences), counters
+def _same_generation(mine: Generation, theirs: Generation) -> bool:
+    """Whether two generations gave as many ids, and counted the same in each phase."""
+    return (
+        (mine.warmup, len(mine.further)) == (theirs.warmup, len(theirs.further))
+        and given_tokens(mine) == given_tokens(theirs)
+        and mine.counters.keys() == theirs.counters.keys()
+        and all(_same_counts(counters, theirs.counters[phase]) for phase, counters in mine.counters.items())
+    )
+
+
+def _same_counts(mine: Mapping[str, Reading], theirs: Mapping[str, Reading]) -> bool:
+    return mine == theirs or _without_times(mine) == _without_times(theirs)
 
 
 def _without_times(counters: Mapping[str, Reading]) -> dict[str, Reading]:
@@ -368,7 +379,7 @@ def _quotient(part: Reading, whole: Reading, when_zero: str) -> Reading:
     if type(whole) is Missing:
         return whole
     if whole == 0:
-        return Missing(missing=when_zero)
+        return Missing.made(missing=when_zero)
     if isinstance(part, int) and isinstance(whole, int) and part % whole == 0:
         return part // whole
     try:

@@ -32,6 +32,12 @@ class Missing(Document):
 
 Reading = Annotated[int | float | Missing, Field(union_mode="left_to_right")]
 
+
+def as_read(value: Reading) -> Reading:
+    """A reading as its own JSON is read back: a float without a fraction, as far as 64 bits go, is a whole number."""
+    return int(value) if type(value) is float and value.is_integer() and abs(value) < 2**63 else value
+
+
 # ---- what was asked ----------------------------------------------------------------------------------------------
 
 GateAction = Literal["block", "advise", "off"]

@@ -8,7 +8,7 @@ hardware allows, and what is not known accuses nobody.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from engine.counters import COUNTERS
@@ -52,12 +52,20 @@ _COHERENT = re.compile(r"\bG[HB]\d")
 assert {"htod_bytes", "physical_owned_bytes", "modelled_ns", "page_ins"} <= set(COUNTERS)
 
 
-def impossible(record: RunRecord) -> list[str]:
-    """Claims of a record that cannot be, each with the claim and the bound that it breaks; empty for one that can."""
-    found = [_modelled(record), *_twins(record), *_peaks(record), _captured(record)]
+def impossible(record: RunRecord, of_counters: Sequence[str] | None = None) -> list[str]:
+    """Claims of a record that cannot be, each with the claim and the bound that it breaks; empty for one that can.
+
+    `of_counters`: what is known of its counters already (`counted`), from a run that did the same work.
+    """
+    found = [_modelled(record), *(counted(record) if of_counters is None else of_counters)]
     if record.certificate is not None:
         found += [_clock(record, record.certificate), *_on_card(record, record.certificate)]
     return [fault for fault in found if fault]
+
+
+def counted(record: RunRecord) -> list[str]:
+    """Those claims that lie in counters alone, none of which is a time."""
+    return [fault for fault in (*_twins(record), *_peaks(record), _captured(record)) if fault]
 
 
 def _clock(record: RunRecord, certificate: Certificate) -> str:
@@ -203,6 +211,8 @@ def _counter(record: RunRecord, name: str) -> float | None:
 
 def _number(value: Any) -> float | None:
     """A figure that can be computed with; None for what is absent, a word or not finite."""
+    if type(value) is int:  # as nearly all are
+        return value
     return value if isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value) else None
 
 

@@ -12,7 +12,7 @@ from jobs.model import RunRecord
 
 def effective(entry: Any) -> Any:
     """The value of one entry of an effective config: {"value", "source"}, or the bare value of a simpler adapter."""
-    return entry.get("value") if isinstance(entry, Mapping) else entry
+    return entry.get("value") if isinstance(entry, dict) else entry
 
 
 def setting_faults(asked: Mapping[str, Any], record: RunRecord) -> list[str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from scipy.special import nctdtrinc, stdtrit
 
@@ -46,16 +47,19 @@ LOG_LIMIT = 700.0
 """Beyond it an exponential leaves the range of a float."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlockTimes:
+_NOTHING = Missing(missing="no block holds both arms")
+_ALONE = Missing(missing="one block: no noise can be told from it")
+_BEYOND = Missing(missing=BEYOND_USE)
+
+
+class BlockTimes(NamedTuple):
     """One metric in one block: one value a run, for each arm."""
 
     base: tuple[float, ...]
     head: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class PairedRatio:
+class PairedRatio(NamedTuple):
     """head / base over blocks; interval and smallest detectable change need two blocks or more."""
 
     blocks: int
@@ -181,20 +185,17 @@ def paired_ratio(
     logs = sorted(_log_ratio(block) for block in blocks if block.base and block.head)
     n = len(logs)
     if n == 0:
-        nothing = Missing(missing="no block holds both arms")
-        return PairedRatio(0, nothing, nothing, nothing, nothing)
+        return PairedRatio(0, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
     mean = math.fsum(logs) / n
     if n == 1:
-        alone = Missing(missing="one block: no noise can be told from it")
-        return PairedRatio(1, math.exp(mean), alone, alone, alone)
+        return PairedRatio(1, math.exp(mean), _ALONE, _ALONE, _ALONE)
     error = _deviation(logs) / math.sqrt(n)
     wide = _wide(n, confidence)
-    beyond = Missing(missing=BEYOND_USE)
     return PairedRatio(
         n,
         math.exp(mean),
         math.exp(mean - wide * error),
-        math.exp(mean + wide * error) if mean + wide * error < LOG_LIMIT else beyond,
+        math.exp(mean + wide * error) if mean + wide * error < LOG_LIMIT else _BEYOND,
         _detectable(error, n, wide, floor),
     )
 
@@ -220,7 +221,7 @@ def _wide(n: int, confidence: float) -> float:
 
 def _detectable(error: float, n: int, wide: float, floor: float) -> Reading:
     reach = math.log1p(floor) + float(nctdtrinc(n - 1, 1 - POWER, wide)) * error
-    return math.expm1(reach) if reach < LOG_LIMIT else Missing(missing=BEYOND_USE)
+    return math.expm1(reach) if reach < LOG_LIMIT else _BEYOND
 
 
 def _deviation(logs: Sequence[float]) -> float:

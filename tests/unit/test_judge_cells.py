@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import gc
+import hashlib
+import json
+import math
 import time
 import tracemalloc
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+from pydantic import TypeAdapter
+
 from benchmarks.judge_cells import fill, judged, sweep
 from jobs import collector
-from jobs.judge import judge, normalise
-from jobs.model import Missing
+from jobs.judge import input_digest, judge, normalise
+from jobs.model import Missing, Reading, SequenceTokens, as_read
 from jobs.store import Store
 from jobs.verdict import MetricRow, Verdict
 
@@ -64,6 +70,44 @@ def test_rows_made_without_reading_them_again_are_what_reading_gives() -> None:
     told = {**dict(made), "note": "other"}
     assert made.model_copy(update={"note": "other"}) == MetricRow.model_validate(told) == MetricRow.made(**told)
     assert hash(Missing(missing="x")) == hash(Missing.made(missing="x"))
+
+
+@pytest.mark.parametrize("gap", [0.25, math.nan, -math.inf])
+def test_an_input_is_digested_as_its_pieces_dump(gap: float) -> None:
+    """Nothing of an input is dumped for its digest, which is nevertheless that of what a dump gives."""
+    [cell] = sweep(1).cells
+    run = cell.runs[0]
+    assert run.record is not None
+    [one] = run.record.generations
+    tokens = SequenceTokens(ids=one.ids, stop_reason="length", gaps=tuple(gap for _ in one.ids))
+    more = {
+        "generations": (one.model_copy(update={"further": (tokens,)}),),
+        "device": {"odd": [gap, {"b": 1, "a": None}]},
+    }
+    counters = {**run.record.counters, "segments": Missing(missing="lost\u00e9"), "modelled_ns": 2.0}
+    told = run.model_copy(update={"record": run.record.model_copy(update={**more, "counters": counters})})
+    doc = normalise(sweep(1).model_copy(update={"cells": (cell.model_copy(update={"runs": (told, *cell.runs[1:])}),)}))
+    whole = json.dumps(doc.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    assert input_digest(doc) == hashlib.sha256(whole.encode()).hexdigest()
+
+
+def test_a_figure_is_kept_as_its_own_json_is_read() -> None:
+    whole = (1.0, -0.0, 2.0**62, -(2.0**62), 1e15)
+    other = (0.5, 2.0**63, 1e300, math.inf, 3, 2**70, Missing(missing="x"))
+    reads = TypeAdapter(Reading)
+    for value in (*whole, *other):
+        kept, read = as_read(value), reads.validate_python(value)
+        assert (type(kept), kept) == (type(read), read), value
+    assert [type(as_read(value)) for value in whole] == [int] * 5
+
+
+def test_what_was_built_while_the_collector_waited_is_old() -> None:
+    """Else the first search afterwards goes through all of it; nothing is left frozen."""
+    with collector.paused():
+        made = [[number] for number in range(10_000)]
+    young = {id(one) for generation in (0, 1) for one in gc.get_objects(generation)}
+    assert not any(id(one) in young for one in made)
+    assert gc.get_freeze_count() == 0
 
 
 def test_the_collector_works_on_after_a_judgement_and_after_one_that_fails() -> None:
