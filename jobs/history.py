@@ -13,8 +13,6 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from jobs.document import Document
 from jobs.metrics import CLOCKED
 from jobs.model import Missing, Reading
@@ -140,6 +138,7 @@ def changes_of(name: str, points: Sequence[Point]) -> tuple[tuple[Change, ...], 
 
 def _timed(values: Sequence[float]) -> list[int]:
     """Places of changes of level: squared error, penalised by the variance that successive differences show."""
+    import numpy as np
     import ruptures
 
     signal = np.asarray(values, dtype=np.float64)

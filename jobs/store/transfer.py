@@ -8,71 +8,24 @@ file, and what was imported is proven by writing it out again: its digest is the
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import zlib
-from base64 import b64decode, b64encode
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from base64 import b64decode
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    LargeBinary,
-    Select,
-    Table,
-    Text,
-    TypeDecorator,
-    bindparam,
-    select,
-    type_coerce,
-)
-from sqlalchemy.types import TypeEngine
+from sqlalchemy import Column, Connection, LargeBinary, Table, bindparam, select
 
 from jobs.column_types import clean_text
 from jobs.errors import Conflict, SpecError, StoreError
 from jobs.store import calibrations, readback, revision, submission, verdicts
 from jobs.store.connect import insert_into
-from jobs.tables import (
-    adjudication,
-    attempt,
-    block,
-    calibration,
-    certificate,
-    certificate_interval,
-    citation,
-    comment,
-    event,
-    finding,
-    golden,
-    key_bytes,
-    run,
-    sample,
-    scenario,
-    seam,
-    series,
-    sweep,
-    token_stream,
-    value,
-    verdict,
-)
+from jobs.store.sweep_rows import AT_ONCE, SCHEMA, TABLES, Tally, columns_of, content, line_of, stored_type
+from jobs.tables import citation, series, sweep
 
-SCHEMA = "assay.export/1"
-TABLES = (
-    sweep, scenario, block, run, attempt, event, series, value, sample, token_stream, seam, key_bytes, certificate,
-    certificate_interval, adjudication, verdict, finding, golden, citation, calibration, comment,
-)  # fmt: skip
-"""All tables that hold rows of a sweep, each after those that it refers to."""
-
-COUNTED_ANEW = {event.c.seq}
-"""Columns that each store fills by itself; rows stand in their order."""
-
-TABLE = b'{"table":"'
 LONGEST_LINE = 1 << 29
-AT_ONCE = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +64,9 @@ def export(connection: Connection, sweep_id: str, out: IO[bytes]) -> Exported:
     manifest = submission.manifest_of(connection, sweep_id)
     noise = calibrations.known(connection, manifest, row.created_at)
     others = {one.sweep for one in noise} | {one.sweep for one in manifest.reviewed.goldens}
-    tally = _Tally()
+    tally = Tally()
     with gzip.GzipFile(fileobj=out, mode="wb", filename="", mtime=0) as packed:
-        for line in _content(connection, sweep_id, _need_revision(connection)):
+        for line in content(connection, sweep_id, _need_revision(connection)):
             tally.add(line)
             packed.write(line)
         told = {
@@ -121,7 +74,7 @@ def export(connection: Connection, sweep_id: str, out: IO[bytes]) -> Exported:
             "rests_on": sorted(_present(connection, others) - {sweep_id}),
             "fallen": sorted(one.id for one in verdicts.fallen(connection, sweep_id)),
         }
-        packed.write(_line(told))
+        packed.write(line_of(told))
     return _exported(sweep_id, _need_revision(connection), told)
 
 
@@ -130,7 +83,7 @@ def read(path: Path) -> Exported:
 
     Raises SpecError for what is no export, is damaged or cut off, and for one of another revision.
     """
-    tally, first, last = _Tally(), b"", b""
+    tally, first, last = Tally(), b"", b""
     for line in _lines(path):
         if last:
             tally.add(last)
@@ -162,8 +115,8 @@ def load(connection: Connection, path: Path, told: Exported) -> Imported:
         _refuse_same_submission(connection, path)
         for table, columns, rows in _batches(path):
             _insert(connection, table, columns, rows)
-    tally = _Tally()
-    for line in _content(connection, sweep_id, told.revision):
+    tally = Tally()
+    for line in content(connection, sweep_id, told.revision):
         tally.add(line)
     _compare(path, told, tally, was_there)
     if not was_there:
@@ -176,82 +129,6 @@ def load(connection: Connection, path: Path, told: Exported) -> Imported:
             )
     absent = sorted(set(told.rests_on) - _present(connection, set(told.rests_on)))
     return Imported(sweep_id, told.rows, told.digest, was_there, tuple(absent))
-
-
-# ---- what is written ---------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Digests and rows of the lines of content, table by table and of all."""
-
-    whole: Any = field(default_factory=hashlib.sha256)
-    tables: dict[str, list[Any]] = field(default_factory=dict)
-
-    def add(self, line: bytes) -> None:
-        self.whole.update(line)
-        if line.startswith(TABLE):
-            self.tables[line[len(TABLE) :].split(b'"', 1)[0].decode(errors="replace")] = [-1, hashlib.sha256()]
-        if self.tables:
-            of_table = next(reversed(self.tables.values()))
-            of_table[0] += 1
-            of_table[1].update(line)
-
-    def told(self) -> dict[str, Any]:
-        tables = {name: {"rows": rows, "sha256": sha.hexdigest()} for name, (rows, sha) in self.tables.items()}
-        return {"tables": tables, "sha256": self.whole.hexdigest()}
-
-
-def _content(connection: Connection, sweep_id: str, at: str) -> Iterator[bytes]:
-    yield _line({"schema": SCHEMA, "revision": at, "sweep": sweep_id})
-    for table in TABLES:
-        columns = _columns(table)
-        yield _line({"table": table.name, "columns": [column.name for column in columns]})
-        wanted = _ordered(connection, table, columns).where(_of_sweep(table, sweep_id))
-        for row in connection.execute(wanted, execution_options={"yield_per": AT_ONCE}):
-            yield _line([b64encode(cell).decode() if isinstance(cell, bytes | memoryview) else cell for cell in row])
-
-
-def _of_sweep(table: Table, sweep_id: str) -> ColumnElement[bool]:
-    """Which rows of a table are a sweep's."""
-    if table is sweep:
-        return sweep.c.id == sweep_id
-    if "sweep_id" in table.c:
-        return table.c.sweep_id == sweep_id
-    attempts = select(attempt.c.id).where(attempt.c.sweep_id == sweep_id)
-    if table is series:
-        return series.c.id.in_(select(value.c.series_id).where(value.c.attempt_id.in_(attempts)))
-    told = select(verdict.c.id).where(verdict.c.sweep_id == sweep_id)
-    if table is citation:
-        blessed = select(golden.c.id).where(golden.c.attempt_id.in_(attempts))
-        return citation.c.citing.in_(told) | citation.c.citing.in_(blessed)
-    if "attempt_id" in table.c:
-        return table.c.attempt_id.in_(attempts)
-    if "verdict_id" in table.c:
-        return table.c.verdict_id.in_(told)
-    return table.c.scenario_id.in_(select(scenario.c.id).where(scenario.c.sweep_id == sweep_id))
-
-
-def _ordered(connection: Connection, table: Table, columns: Sequence[Column[Any]]) -> Select[Any]:
-    """By key, and by bytes in both databases, whatever a server's language sorts by."""
-    keys: list[ColumnElement[Any]] = [
-        column.collate("C") if connection.dialect.name == "postgresql" and isinstance(_stored(column), Text) else column
-        for column in table.primary_key
-    ]
-    return select(*(type_coerce(column, _stored(column)).label(column.name) for column in columns)).order_by(*keys)
-
-
-def _columns(table: Table) -> list[Column[Any]]:
-    return [column for column in table.c if column not in COUNTED_ANEW]
-
-
-def _stored(column: Column[Any]) -> TypeEngine[Any]:
-    """What a column holds in the database, below what it is read as."""
-    return column.type.impl_instance if isinstance(column.type, TypeDecorator) else column.type
-
-
-def _line(part: Any) -> bytes:
-    return json.dumps(part, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _exported(sweep_id: str, at: str, told: Mapping[str, Any]) -> Exported:
@@ -288,7 +165,7 @@ def _no_export(path: Path, why: str) -> SpecError:
 def _batches(path: Path) -> Iterator[tuple[Table, list[Column[Any]], list[list[Any]]]]:
     """Rows of a file, some at a time, with their table and its columns. SpecError where they are not this store's."""
     named = {table.name: table for table in TABLES}
-    table, columns = sweep, _columns(sweep)
+    table, columns = sweep, columns_of(sweep)
     rows: list[list[Any]] = []
     for line in _lines(path):
         if line.startswith(b"{"):
@@ -298,7 +175,7 @@ def _batches(path: Path) -> Iterator[tuple[Table, list[Column[Any]], list[list[A
                 rows = []
             if "table" in told:
                 table = named.get(told["table"], sweep)
-                columns = _columns(table)
+                columns = columns_of(table)
                 if [table.name, *(column.name for column in columns)] != [told["table"], *told["columns"]]:
                     raise _no_export(path, f"table {told['table']} has other columns than here")
             continue
@@ -315,7 +192,7 @@ def _cells(path: Path, columns: list[Column[Any]], line: bytes) -> list[Any]:
         if len(cells) != len(columns):
             raise ValueError
         return [
-            (b64decode(cell, validate=True) if isinstance(_stored(column), LargeBinary) else clean_text(cell))
+            (b64decode(cell, validate=True) if isinstance(stored_type(column), LargeBinary) else clean_text(cell))
             if isinstance(cell, str)
             else cell
             for column, cell in zip(columns, cells, strict=True)
@@ -326,7 +203,9 @@ def _cells(path: Path, columns: list[Column[Any]], line: bytes) -> list[Any]:
 
 def _insert(connection: Connection, table: Table, columns: list[Column[Any]], rows: list[list[Any]]) -> None:
     names = [f"given_{column.name}" for column in columns]
-    given = {column.name: bindparam(name, type_=_stored(column)) for name, column in zip(names, columns, strict=True)}
+    given = {
+        column.name: bindparam(name, type_=stored_type(column)) for name, column in zip(names, columns, strict=True)
+    }
     into = insert_into(connection, table).values(given)
     if table in (series, citation):  # other sweeps may have the same; that it is the same is proven afterwards
         into = into.on_conflict_do_nothing()
@@ -344,7 +223,7 @@ def _refuse_same_submission(connection: Connection, path: Path) -> None:
         raise Conflict(f"sweep {found} of this store is of the same submission as {told['id']}", "use another store")
 
 
-def _compare(path: Path, told: Exported, tally: _Tally, was_there: bool) -> None:
+def _compare(path: Path, told: Exported, tally: Tally, was_there: bool) -> None:
     here = tally.told()
     if here["sha256"] == told.digest:
         return

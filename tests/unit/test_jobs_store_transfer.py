@@ -20,6 +20,7 @@ from jobs.near_tie import Adjudication, FollowUp
 from jobs.noise import Calibration
 from jobs.store import Store, transfer
 from jobs.store.rows import new_id
+from jobs.store.sweep_rows import TABLES, Tally
 from jobs.tables import comment, metadata
 from jobs.tables import verdict as verdict_table
 from orchestrator.conclude import judge_sweep
@@ -69,7 +70,7 @@ def rewritten(file: Path, change: Callable[[list[bytes]], list[bytes]], *, diges
     """Change an export's lines; with `digests` the last line is made to fit, as who forges one would."""
     lines = change(gzip.decompress(file.read_bytes()).splitlines(keepends=True))
     if digests:
-        tally = transfer._Tally()
+        tally = Tally()
         for line in lines[:-1]:
             tally.add(line)
         lines[-1] = json.dumps({**json.loads(lines[-1]), **tally.told()}).encode() + b"\n"
@@ -243,7 +244,7 @@ def test_a_verdict_that_is_struck_out_by_what_is_elsewhere_does_not_come_alone(
 
 
 def test_every_table_is_exported_or_said_not_to_be() -> None:
-    assert set(metadata.tables) - {table.name for table in transfer.TABLES} == {"card"}, "cards are of a store"
-    for table in transfer.TABLES:
+    assert set(metadata.tables) - {table.name for table in TABLES} == {"card"}, "cards are of a store"
+    for table in TABLES:
         for foreign in table.foreign_keys:
-            assert transfer.TABLES.index(foreign.column.table) < transfer.TABLES.index(table)
+            assert TABLES.index(foreign.column.table) < TABLES.index(table)
