@@ -27,7 +27,7 @@ from orchestrator.posting import (
 )
 from orchestrator.settings import Settings
 from reports.publish.comment import Letter, Posted, PullRequest, post
-from reports.render import COMMENT_FLOOR, render
+from reports.render import COMMENT_FLOOR, marker, render
 
 OptionalId = Annotated[str | None, typer.Argument(metavar="ID", help="a sweep's id or a unique beginning of it")]
 RepositoryOption = Annotated[
@@ -116,10 +116,10 @@ def _written(verdict: Verdict, head: str, report_url: str | None, store_words: s
     def text(limit: int) -> str:
         most = max(limit - len(banner), COMMENT_FLOOR)
         shown = render(verdict, "comment", limit=most, report_url=report_url, store=store_words)
-        marker, rest = shown.split("\n", 1)
-        return f"{marker}\n{banner}{rest}"
+        first, rest = shown.split("\n", 1)
+        return f"{first}\n{banner}{rest}"
 
-    return Letter(verdict.stamp.sweep_id, head, text)
+    return Letter(verdict.stamp.sweep_id, head, marker(verdict), text)
 
 
 def _post(given: Settings, api_url: str | None, where: PullRequest, letter: Letter, author: str) -> Posted:

@@ -34,16 +34,12 @@ class PullRequest:
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """What to post: `render` gives the comment in at most so many characters, its first line the marker."""
+    """What to post: `render` gives the comment in at most so many characters, its first line `marker`."""
 
     sweep_id: str
     head: str
+    marker: str
     render: Callable[[int], str]
-
-    @property
-    def marker(self) -> str:
-        """The first line, by which the comment is found again."""
-        return self.render(COMMENT_FLOOR).split("\n", 1)[0]
 
     def text(self, limit: int, current: str) -> tuple[str, str]:
         """The comment in at most `limit` characters for a pull request that stands at `current`, and its digest."""
@@ -84,11 +80,10 @@ def post(api: GitHub, where: PullRequest, letter: Letter, author: str = "") -> P
     Raises PublishError.
     """
     author = author or api.login()
-    marker = letter.marker
     state: Literal["created", "updated", "unchanged"] = "unchanged"
     for _ in range(ROUNDS):
         current = _head_of(api, where)
-        found = sorted(_mine(api, where, marker, author), key=lambda one: one.rank(current), reverse=True)
+        found = sorted(_mine(api, where, letter.marker, author), key=lambda one: one.rank(current), reverse=True)
         _, digest = letter.text(COMMENT_LIMIT, current)
         if found:
             best = found[0]

@@ -52,7 +52,7 @@ def connect(server: FakeGitHub, slept: list[float], token: str = JOB_TOKEN) -> G
 
 
 def letter(verdict: Verdict = VERDICT, head: str = NEW, sweep: str = SECOND) -> Letter:
-    return Letter(sweep, head, cache(lambda limit: render(verdict, "comment", limit=limit)))
+    return Letter(sweep, head, marker(verdict), cache(lambda limit: render(verdict, "comment", limit=limit)))
 
 
 def rows(count: int) -> Verdict:
@@ -213,14 +213,14 @@ SIZES = MappingProxyType({count: letter(rows(count)).render for count in (5, 500
         (20_000, 65_536, 10**9),
         (20_000, 10**9, 262_144),
         (500, 20_000, 30_000),
-        (5, 1100, 10**9),
+        pytest.param(5, 1100, 10**9, marks=pytest.mark.slow),
     ],
 )
 def test_field_74_a_rejected_post_is_retried_shorter(
     server: FakeGitHub, api: GitHub, count: int, characters: int, size_bytes: int
 ) -> None:
     server.most_characters, server.most_bytes = characters, size_bytes
-    sized = Letter(SECOND, NEW, SIZES[count])
+    sized = Letter(SECOND, NEW, MARKER, SIZES[count])
     assert post(api, WHERE, sized).state == "created"
     (body,) = server.of(BOT)
     assert comment_length(body) <= characters
