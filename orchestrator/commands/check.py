@@ -90,7 +90,9 @@ def check(
         say_json([asdict(row) for row in rows])
     else:
         say(
-            "\n".join(f"check {row.name} of {row.sweep}: {row.stands} {row.url}".rstrip() for row in rows)
+            "\n".join(
+                f"check {row.name} of {row.sweep}: {row.stands}, {row.url or 'which was not posted'}" for row in rows
+            )
             or "none is due"
         )
     failed = must_post and any(row.why for row in rows)
