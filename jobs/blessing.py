@@ -101,7 +101,7 @@ def _unfit(cell: CellInput, arm: ArmEvidence) -> str:
 
 
 def _card(record: RunRecord) -> str:
-    return str(record.device.get("name", "")) or "unnamed"
+    return record.card_name or "unnamed"
 
 
 def _rounded(gaps: Sequence[float]) -> tuple[float, ...]:

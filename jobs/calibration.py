@@ -63,12 +63,11 @@ def measured(doc: JudgeInput, cell: CellInput) -> tuple[Calibration, ...]:
             told = _calibrated(metric, here[0], here[1], cell.plan.blocks)
             if told is not None and here[0].runs:
                 blocks, sigma, least = told
-                device = here[0].runs[0].record.device
                 found.append(
                     Calibration(
                         cell=cell.plan.cell,
                         metric=metric,
-                        card=str(device.get("name", "")),
+                        card=here[0].runs[0].record.card_name,
                         uuid=uuid,
                         blocks=blocks,
                         sigma=sigma,

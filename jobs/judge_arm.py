@@ -101,7 +101,7 @@ def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | 
         seams=first.seams if first else (),
         top_keys=_top_keys(first) if first else (),
         crossings=_crossings(first) if first else (0, 0),
-        card=str(first.device.get("name", "")) if first else "",
+        card=first.card_name if first else "",
         uuid=", ".join(sorted({str(record.device.get("uuid", "")) for record in records})),
         certificates=_tally(record.certificate.verdict for record in records if record.certificate),
         stop_reasons=_tally(

@@ -170,7 +170,7 @@ class _Cell:
     def _against_golden(self, strays: set[str]) -> None:
         """Every arm that is what the plan asked for, against the ids that were blessed for the cell."""
         arms = [arm for arm in self.arms if arm.name not in strays]
-        cards = {str(record.device.get("name", "")) for arm in arms for record in arm.records()}
+        cards = {record.card_name for arm in arms for record in arm.records()}
         if self.golden is None or self.plan.settings.plan_only:
             return
         if not goldens.unfit(self.golden, self.plan, cards, self.contract.scope):
@@ -332,7 +332,7 @@ class _Cell:
             losses=losses.rows(self.arms),
             notes=tuple(self.notes),
         )
-        aside = tuple(row for arm in self.arms for row in set_aside(self.plan.cell, arm))
+        aside = tuple(row for arm in (*self.arms, *self.anchors) for row in set_aside(self.plan.cell, arm))
         asked = () if self.manifest.gate.identity == "off" else tuple(self.inquiry.open_questions)
         return JudgedCell(verdict, findings, aside, compared, asked)
 

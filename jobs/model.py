@@ -417,6 +417,11 @@ class RunRecord(Document):
     log_tail: str = ""
     flags: tuple[str, ...] = ()  # "place: what stood there", for each thing that could not be kept as it came
 
+    @property
+    def card_name(self) -> str:
+        """The card's model as the worker's certificate names it; as the engine says only where that is silent."""
+        return (self.certificate.card if self.certificate else "") or str(self.device.get("name") or "")
+
 
 class AttemptFact(Document):
     """An attempt as history: also those that were set aside."""

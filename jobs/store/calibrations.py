@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Row, delete, insert, select
 
 from jobs.model import Manifest
 from jobs.noise import Calibration, scenario_digest
-from jobs.tables import calibration, scenario, sweep
+from jobs.tables import calibration, run, scenario, sweep
 
 ALIKE = ("metric", "card", "uuid", "blocks", "sigma", "smallest_detectable", "budget_blocks")
 """Columns that hold what a calibration's field of that name does."""
@@ -45,7 +45,7 @@ def write(
 def known(connection: Connection, manifest: Manifest, before: datetime) -> tuple[Calibration, ...]:
     """The newest noise of a sweep's scenarios, card by card, that was known before it was submitted.
 
-    What a retracted sweep measured is not known.
+    What a retracted sweep measured is not known, nor what rests on a run that was retracted since.
     """
     if connection.execute(select(calibration.c.metric).limit(1)).first() is None:
         return ()
@@ -53,11 +53,14 @@ def known(connection: Connection, manifest: Manifest, before: datetime) -> tuple
     for plan, digest in _digests(manifest):
         cells.setdefault(digest, []).append(plan.cell)
     newest: dict[tuple[str, str, str], Row[Any]] = {}
+    fallen = select(run.c.id).where(
+        run.c.scenario_id == calibration.c.scenario_id, run.c.retracted_at >= calibration.c.created_at
+    )
     wanted = (
         select(calibration, scenario.c.sweep_id)
         .join(scenario, scenario.c.id == calibration.c.scenario_id)
         .join(sweep, sweep.c.id == scenario.c.sweep_id)
-        .where(sweep.c.retracted_reason.is_(None), calibration.c.created_at <= before)
+        .where(sweep.c.retracted_reason.is_(None), calibration.c.created_at <= before, ~fallen.exists())
         .order_by(calibration.c.created_at, calibration.c.scenario_id)
     )
     digests = list(cells)

@@ -1,18 +1,19 @@
 """Retraction: a run or sweep that is not to be trusted keeps its rows, and what rests on it is struck out.
 
-A verdict rests on its own sweep, on the runs of that sweep as they stood when it was judged, and on what it cites from
-elsewhere (`citation`), such as goldens; a golden rests on the runs that gave its ids.
+A verdict rests on its own sweep, on each run of that sweep but those that it sets aside as retracted, and on what it
+cites from elsewhere, such as goldens; a golden rests on the runs that gave its ids. That a verdict rests on a run is
+written down (`citation`) once the run is retracted, and not told from times: one may be judged while it is.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, insert, literal, select, update
+from sqlalchemy import Connection, Row, Select, Table, insert, literal, select, update
 
 from jobs.errors import SpecError
 from jobs.reviewed import Golden
@@ -46,14 +47,19 @@ def retract(connection: Connection, subject: str, reason: str, by: str, now: dat
     if not reason.strip():
         raise SpecError("a retraction needs a reason", "say what is wrong: --reason WHY")
     table = sweep if subject.startswith("swp_") else run
-    row = connection.execute(select(table).where(table.c.id == subject).with_for_update()).one_or_none()
-    if row is None:
+    owner = sweep.c.id if table is sweep else run.c.sweep_id
+    sweep_id = connection.execute(select(owner).where(table.c.id == subject)).scalar_one_or_none()
+    if sweep_id is None:
         raise SpecError(f"no run or sweep {subject!r} in this store", "assay status lists sweeps, assay explain runs")
+    hold(connection, sweep_id)
+    row = connection.execute(select(table).where(table.c.id == subject).with_for_update()).one()
     if table is sweep and row.state == "open":
         raise SpecError(f"sweep {subject} is not judged yet", f"give it up first: assay cancel {subject}")
     if table is run and row.state != "complete":
         raise SpecError(f"run {subject} is {row.state}: it measured nothing to retract", "leave it as it is")
-    sweep_id = subject if table is sweep else row.sweep_id
+    if table is run and row.retracted_reason is None:
+        for judged in connection.execute(select(verdict.c.id).where(verdict.c.sweep_id == sweep_id)).scalars().all():
+            cite(connection, judged, [subject])
     connection.execute(update(table).where(table.c.id == subject).values(retracted_reason=reason, retracted_at=now))
     events.log(connection, sweep_id, subject, "retracted", now, message=f"by {by}: {reason}")
     runs = run.c.sweep_id == sweep_id if table is sweep else run.c.id == subject
@@ -72,19 +78,25 @@ def retract(connection: Connection, subject: str, reason: str, by: str, now: dat
     )
 
 
+def hold(connection: Connection, sweep_id: str) -> None:
+    """Let no other writer judge a sweep or retract of it before this transaction ends."""
+    connection.execute(select(sweep.c.id).where(sweep.c.id == sweep_id).with_for_update(key_share=True))
+
+
+def cite_fallen(connection: Connection, sweep_id: str, verdict_id: str, aside: Collection[str]) -> None:
+    """Note what a new verdict rests on of what fell while it was judged; `aside`: runs that it leaves out for that."""
+    fallen = select(run.c.id).where(run.c.sweep_id == sweep_id, run.c.retracted_reason.is_not(None))
+    cite(connection, verdict_id, [one for one in connection.execute(fallen).scalars() if one not in aside])
+
+
 def of_verdicts(connection: Connection, rows: Mapping[str, Any]) -> dict[str, tuple[Retraction, ...]]:
-    """What strikes out the verdicts of some sweeps; `rows`: sweep id -> its newest verdict's id and created_at."""
+    """What strikes out the verdicts of some sweeps; `rows`: sweep id -> its newest verdict's row."""
     found: dict[str, list[Retraction]] = defaultdict(list)
     ids = list(rows)
     for start in range(0, len(ids), AT_ONCE):
         part = ids[start : start + AT_ONCE]
         for row in connection.execute(_marked(sweep).where(sweep.c.id.in_(part))):
             found[row.id].append(_retraction("sweep", row))
-        own = _marked(run, run.c.sweep_id, scenario.c.name.label("cell"))
-        own = own.join(scenario, scenario.c.id == run.c.scenario_id).where(run.c.sweep_id.in_(part))
-        for row in connection.execute(own):
-            if row.retracted_at >= rows[row.sweep_id].created_at:
-                found[row.sweep_id].append(_retraction("run", row, row.cell))
         sweeps = {rows[one].id: one for one in part}
         for kind, row in _cited(connection, list(sweeps)):
             found[sweeps[row.citing]].append(_retraction(kind, row, row.cell))
@@ -126,8 +138,9 @@ def _strike_goldens(connection: Connection, runs: Any, why: str, now: datetime) 
 
 def _cited(connection: Connection, citing: Sequence[str]) -> Iterator[tuple[Kind, Row[Any]]]:
     """What is retracted of all that some verdicts cite: goldens, and runs or sweeps of elsewhere."""
-    cells: tuple[tuple[Kind, Table, ColumnElement[str]], ...] = (
-        ("golden", golden, golden.c.cell), ("run", run, literal("")), ("sweep", sweep, literal(""))
+    its = select(scenario.c.name).where(scenario.c.id == run.c.scenario_id).scalar_subquery()
+    cells: tuple[tuple[Kind, Table, Any], ...] = (
+        ("run", run, its), ("golden", golden, golden.c.cell), ("sweep", sweep, literal(""))
     )  # fmt: skip
     for kind, table, cell in cells:
         wanted = _marked(table, citation.c.citing, cell.label("cell")).join(citation, citation.c.cited == table.c.id)

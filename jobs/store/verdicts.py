@@ -32,6 +32,7 @@ def write_verdict(
     """
     if document.stamp.sweep_id != sweep_id:
         raise StoreError(f"the verdict speaks of {document.stamp.sweep_id}, not {sweep_id}", "judge this sweep's input")
+    retractions.hold(connection, sweep_id)
     row = submission.one(connection, sweep_id)
     text = Canonical(document.canonical())  # written out once: of a large sweep it is the most of the work
     digest = hashlib.sha256(text.encode()).hexdigest()
@@ -60,6 +61,8 @@ def write_verdict(
     _write_findings(connection, verdict_id, document)
     used = [row.id for row in document.reviewed if row.kind == "golden" and row.state == "used"]
     retractions.cite(connection, verdict_id, used)
+    aside = {row.run_id for row in document.set_aside if row.state == "retracted"}
+    retractions.cite_fallen(connection, sweep_id, verdict_id, aside)
     said = f"{document.outcome}, exit {document.exit_code}"
     if row.state == "open" and closes:
         _close(connection, sweep_id, row.state, said, now)

@@ -219,3 +219,12 @@ def test_order_and_repetition_of_what_is_known_change_nothing(documents: Any) ->
     doc = documents.sweep()
     first, second = (judge(doc.model_copy(update={"calibrations": known})) for known in ((one, two), (two, one, two)))
     assert first == second
+
+
+def test_noise_that_rests_on_a_run_that_was_retracted_is_not_known(store: Store, clock: Clock, documents: Any) -> None:
+    sweep_id, found = calibrated(store, clock, documents)
+    clock.pass_s(1)
+    after = put(store, documents.sweep(), "after")
+    assert len(store.judge_input(after).calibrations) == len(found) > 0
+    store.retract(store.judge_input(sweep_id).cells[0].runs[0].run_id, "the fan was blocked", "Ada")
+    assert store.judge_input(after).calibrations == ()

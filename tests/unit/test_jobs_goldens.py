@@ -188,3 +188,12 @@ def test_plan_only_cells_have_no_ids_to_hold_against_a_golden(documents: Any) ->
     settings = RunSettings(tokens=32, generations=3, ignore_eos=True, arithmetic="none", device="sim")
     doc = documents.sweep(cell={"settings": settings})
     assert [row.state for row in judged(doc, golden(documents)).reviewed] == ["unused"]
+
+
+def test_what_a_program_calls_its_card_frees_nobody_of_the_golden(documents: Any) -> None:
+    """The worker's certificate says which card it was; a name of the program's own would set the golden aside."""
+    told: dict[str, Any] = {"ids": wrong(documents), "gap": 5.0, "device": {"name": "something else"}}
+    doc = documents.sweep(base=documents.arm(**told), head=documents.stable_arm(**told))
+    verdict = judged(doc, golden(documents))
+    assert (verdict.outcome, verdict.exit_code) == ("VIOLATION", 1)
+    assert [row.state for row in verdict.reviewed] == ["used"]

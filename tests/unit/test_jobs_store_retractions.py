@@ -8,6 +8,7 @@ import pytest
 
 from jobs.blessing import golden_of
 from jobs.errors import SpecError
+from jobs.judge import judge
 from jobs.model import JudgeInput
 from jobs.retracted import struck
 from jobs.reviewed import Golden, Reviewed
@@ -181,3 +182,45 @@ def test_what_cannot_be_retracted_is_said(store: Store, clock: Clock, documents:
     assert [event.message for event in store.events(open_sweep) if event.kind == "retracted"] == [
         "by Ada: seen before it was judged", "by Ada: a better reason"
     ]  # fmt: skip
+
+
+def test_a_run_that_is_retracted_while_it_is_judged_strikes_that_verdict(
+    store: Store, clock: Clock, documents: Any
+) -> None:
+    """Read, retracted, written: by its times that verdict would be the younger one, and it rests on the run."""
+    sweep_id = put(store, documents.sweep())
+    verdict = judge(store.judge_input(sweep_id))
+    assert isinstance(verdict, Verdict) and verdict.exit_code == 0
+    clock.pass_s(1)
+    run_id = run_facts(store, sweep_id)[0].run_id
+    store.retract(run_id, "the fan was blocked", "Ada")
+    clock.pass_s(1)
+    store.write_verdict(sweep_id, verdict, verdict.input_digest)
+    assert store.outcomes([sweep_id]) == {sweep_id: ("RETRACTED", 3)}
+    clock.pass_s(1)
+    assert judge_sweep(store, sweep_id).outcome == "MISSING"
+
+
+def test_another_reason_does_not_strike_what_was_judged_without_the_run(
+    store: Store, clock: Clock, documents: Any
+) -> None:
+    sweep_id, _ = judged(store, clock, documents.sweep(cell={"blocks": 2}))
+    run_id = run_facts(store, sweep_id)[0].run_id
+    store.retract(run_id, "why", "Ada")
+    clock.pass_s(-60)  # whoever judges may have a clock that is behind
+    assert judge_sweep(store, sweep_id).outcome == "MISSING"
+    clock.pass_s(120)
+    store.retract(run_id, "a better reason", "Ada")
+    assert store.outcomes([sweep_id]) == {sweep_id: ("MISSING", 3)}
+
+
+def test_a_retracted_run_of_an_anchor_is_set_aside_like_any_other(store: Store, clock: Clock, documents: Any) -> None:
+    anchor = documents.arm(plan={"role": "anchor"})
+    sweep_id, _ = judged(store, clock, documents.sweep(others={"release": anchor}))
+    run_id = next(run.run_id for run in run_facts(store, sweep_id) if run.arm == "release")
+    store.retract(run_id, "why", "Ada")
+    assert store.outcomes([sweep_id]) == {sweep_id: ("RETRACTED", 3)}
+    clock.pass_s(1)
+    again = judge_sweep(store, sweep_id)
+    assert (again.struck, again.exit_code) == (None, 0)
+    assert [(row.run_id, row.state) for row in again.set_aside] == [(run_id, "retracted")]
