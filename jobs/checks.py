@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import signal
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple, cast
 
@@ -52,9 +53,6 @@ IMPOSSIBLE = ("not a storable number", "not finite")
 
 _WHOLE = {int}
 
-_RECOMPUTED = {text: f"recomputed: {text}" for text in (*CLOSING, TOUCHES_IN_PLACE)}
-"""Names of the judge's own equations: one text each, however many rows hold it."""
-
 _FLAGGED_GAPS = re.compile(r"generations\.\d+\.(further\.\d+\.)?gaps\b")
 _FLAGGED_FIGURE = re.compile(r"generations\.\d+\.counters\b|equations\b")
 
@@ -92,6 +90,12 @@ def ending(run: RunFact) -> Ending:
         return Ending("infrastructure", "no record", "it is complete and holds no record")
     failure = _from_record(run.record)
     return failure or _certified(run.record)
+
+
+def own_ends(run: RunFact) -> list[str]:
+    """How earlier attempts at a run ended by the engine's own doing, each in words."""
+    failed = [attempt for attempt in run.attempts if attempt.state in ("refused", "failed")]
+    return [end.detail for end in (_from_attempt(run, attempt) for attempt in failed) if end.kind == "engine"]
 
 
 def generation_faults(plan: CellPlan, arm: ArmPlan, record: RunRecord) -> list[str]:
@@ -233,7 +237,7 @@ def evaluate_equations(
     in_place = not isinstance(values.get("zero_copy_reads", NOT_RECORDED), Missing)
     for text in CLOSING:
         text = TOUCHES_IN_PLACE if in_place and text == TOUCHES else text
-        closed = _equation(_RECOMPUTED[text], text, values)
+        closed = _equation(sys.intern(f"recomputed: {text}"), text, values)  # one text, however many rows hold it
         if closed.equation or keeps_all:
             found.append(closed)
     if keeps_all and "emitted_tokens" not in record.counters:

@@ -104,7 +104,12 @@ def _moved(row: MetricRow) -> str:
 
 def _is_proposed(manifest: Manifest, cell: str, row: MetricRow) -> bool:
     found = gates.matching(manifest.proposed, row.metric, cell)
-    return found is not None and not isinstance(row.delta, Missing) and gates.allows(found, row.delta)
+    return found is not None and _allows(found, row)
+
+
+def _allows(expected: Expectation, row: MetricRow) -> bool:
+    known = not isinstance(row.base, Missing) and not isinstance(row.head, Missing)
+    return known and gates.allows(expected, row.base, row.head)  # type: ignore[arg-type]
 
 
 def _words(row: Expectation) -> str:
@@ -124,7 +129,7 @@ def _why(expected: Expectation, cells: Sequence[CellVerdict]) -> str:
         return f"it {gates.NEVER_GATES}"
     if not any(row.base != row.head for row in rows):
         return "the metric did not move there"
-    if any(not isinstance(row.delta, Missing) and gates.allows(expected, row.delta) for row in rows):
+    if any(_allows(expected, row) for row in rows):
         return COVERED_BEFORE
     return "the metric did not move as declared there"
 

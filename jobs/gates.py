@@ -120,13 +120,16 @@ def matching(expectations: Iterable[Expectation], metric: str, cell: str) -> Exp
     return None
 
 
-def allows(declared: Expectation, delta: int | float) -> bool:
-    """Whether a change of `delta` goes the way that was declared, and no further; no change is none."""
-    return delta != 0 and not _beyond(declared, delta)
+def allows(declared: Expectation, base: int | float, head: int | float) -> bool:
+    """Whether a change goes the way that was declared, and no further; no change is none."""
+    return head != base and not _beyond(declared, base, head)
 
 
-def _beyond(declared: Expectation, delta: int | float) -> str:
-    """How a change is not what was declared; empty when it is."""
+def _beyond(declared: Expectation, base: int | float, head: int | float) -> str:
+    """How a change is not what was declared; empty when it is. Fewer segments are not none: that is capture lost."""
+    delta = head - base
+    if declared.metric == "segments" and declared.change == "lower" and declared.at_most is None and head == 0 < base:
+        return "declared lower, and none is left: where that is meant, say how far (at_most)"
     went = "higher" if delta > 0 else "lower"
     if declared.change not in ("any", went):
         return f"declared {declared.change}, went {went}"
@@ -157,7 +160,7 @@ def rule(
     klass, why = _moved(metric, base, head, capture_varies=capture_varies)
     if declared is None:
         return Ruling(klass, delta, _join(zero, why))
-    if beyond := _beyond(declared, delta):
+    if beyond := _beyond(declared, base, head):
         return Ruling(klass, delta, _join(zero, beyond, why))
     if not metric.gating and klass != "regressed":
         return Ruling(klass, delta, _join(zero, f"declared, and {metric.name} {NEVER_GATES}", why))

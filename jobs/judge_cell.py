@@ -163,6 +163,8 @@ class _Cell:
         if arm.records() and not self.plan.settings.plan_only:
             self.self_rows[arm.name] = judge_pair.judge_self(self.docket, self.plan, arm)
             self.notes += judge_pair.find_locks(self.docket, self.plan, arm)
+        if unsteady := losses.unsteady(arm):
+            self.notes.append(unsteady)
         throttled = sum(end.word == "throttled" for _, end in arm.ended("measured"))
         if throttled:
             self.notes.append(f"{throttled} runs of {arm.name} ran on a throttled card: their times do not count")

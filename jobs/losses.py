@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from jobs import checks
 from jobs.judge_arm import ArmEvidence
 from jobs.verdict import CellVerdict, LossRow
 
@@ -21,6 +22,15 @@ def lost(arm: ArmEvidence) -> LossRow:
     )
     throttled = sum(end.word == "throttled" for _, end in arm.ended("measured"))
     return LossRow.made(arm=arm.name, attempts=attempts, contaminated=aside + uncertified, throttled=throttled)
+
+
+def unsteady(arm: ArmEvidence) -> str:
+    """That attempts of an arm ended by its own doing where another attempt at the same run did not; else empty."""
+    ends = [end for run in arm.counted() for end in checks.own_ends(run)]
+    if not ends:
+        return ""
+    count = f"{len(ends)} attempt{'s' * (len(ends) > 1)} of {arm.name}"
+    return f"{count} ended by its own doing where another at the same run did not: {ends[0]}"
 
 
 def rows(arms: Sequence[ArmEvidence]) -> tuple[LossRow, ...]:

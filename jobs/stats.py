@@ -127,6 +127,9 @@ def decide(evidence: TimeEvidence, *, lower_is_better: bool) -> Decision:
     if null and _way(null, floor):
         return Decision("UNDECIDED", "the null arm, base against itself, moved as well", pair, null)
     note = "" if null else "no null arm: unsteadiness of the host would not show"
+    if null and isinstance(null.low, Missing):
+        few = f"{null.blocks} block{'s' * (null.blocks != 1)}"
+        note = f"the null arm gave times in {few} of those that decide: unsteadiness of the host would not show"
     way = _way(pair, floor)
     if way and _screened(screen, floor) != way:
         return Decision("UNDECIDED", "the blocks that screen did not show it", pair, null)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from jobs.judge import judge
-from jobs.model import Gate, Generation, JudgeInput, RunFact, Witness
+from jobs.model import AttemptFact, Gate, Generation, JudgeInput, RunFact, Witness
+from jobs.reviewed import Expectation
 from jobs.verdict import Verdict
 
 TIME = Gate(time="block")
@@ -112,3 +113,51 @@ def test_without_an_identity_gate_a_program_that_tells_no_ids_is_compared(docume
     assert judged(documents.sweep(base=base, head=head)).exit_code != 0
     worse = documents.arm(**silent, changes={"segments": 2})
     assert judged(documents.sweep(base=base, head=worse, gate=Gate(identity="off"))).outcome == "REGRESSED"
+
+
+@pytest.mark.parametrize(("sent", "said"), [(11, True), (9, False)])
+def test_a_crash_that_another_attempt_did_not_meet_is_told(documents: Any, sent: int, said: bool) -> None:
+    """A kill is the host's doing, and no word on head."""
+
+    def tried_twice(run: RunFact) -> RunFact:
+        if run.arm != "head" or run.record is None:
+            return run
+        first = AttemptFact(attempt_id="att_0", number=1, state="failed", reason=f"crash: ended by signal {sent}")
+        again = run.attempts[0].model_copy(update={"number": 2})
+        record = run.record.model_copy(update={"attempt_number": 2})
+        return run.model_copy(update={"attempts": (first, again), "record": record})
+
+    verdict = judged(documents.replace_runs(documents.sweep(), tried_twice))
+    told = "2 attempts of head ended by its own doing where another at the same run did not: crash: ended by signal 11"
+    assert (told in verdict.cells[0].notes) is said
+    assert verdict.exit_code == 0
+
+
+def test_a_null_arm_that_gave_no_time_is_not_taken_for_a_steady_host(documents: Any) -> None:
+    slow = documents.stable_arm(step_ns=lambda block, run: 30_000_000 + 1000 * block + run)
+    doc = documents.sweep(head=slow, cell={"blocks": 12}, gate=TIME)
+
+    def hot(run: RunFact) -> RunFact:
+        if run.arm != "null" or run.block < 4 or run.record is None or run.record.certificate is None:
+            return run
+        told = run.record.certificate.model_copy(update={"verdict": "throttled", "reasons": ("hot",)})
+        return run.model_copy(update={"record": run.record.model_copy(update={"certificate": told})})
+
+    row = judged(documents.replace_runs(doc, hot)).cells[0].time[0]
+    assert (row.klass, "the null arm gave times in 0 blocks" in row.note) == ("WORSE", True)
+    assert "null arm" not in judged(doc).cells[0].time[0].note
+
+
+@pytest.mark.parametrize(
+    ("claim", "left", "outcome"),
+    [({}, 0, "REGRESSED"), ({}, 1, "DECLARED"), ({"at_most": 4}, 0, "DECLARED"), ({"at_most": 3}, 0, "REGRESSED")],
+)
+def test_fewer_segments_declared_are_not_none(documents: Any, claim: Any, left: int, outcome: str) -> None:
+    """Of a program that tells no replays, `change: lower` alone would excuse that nothing is captured any more."""
+    plain = {"captures": None, "replays": None}
+    base = documents.arm(changes={**plain, "segments": 4})
+    head = documents.arm(changes={**plain, "segments": left})
+    declared = Expectation(metric="segments", change="lower", reason="merged", added=True, **claim)
+    verdict = judged(documents.sweep(base=base, head=head, expectations=(declared,)))
+    row = next(row for row in verdict.cells[0].exact if row.metric == "segments")
+    assert (row.klass.upper(), verdict.exit_code) == (outcome, int(outcome == "REGRESSED"))
