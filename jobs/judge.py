@@ -193,10 +193,6 @@ def input_digest(doc: JudgeInput) -> str:
     return digest.hexdigest()
 
 
-def _told_of_arms(doc: JudgeInput) -> list[str]:
-    return [f"{arm.name}: {arm.note}" for arm in doc.manifest.arms if arm.note]
-
-
 def _runs(given: CellInput | None) -> tuple[RunFact, ...]:
     """A cell's runs, each once."""
     first: dict[str, RunFact] = {}
