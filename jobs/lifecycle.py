@@ -5,7 +5,7 @@ Pure: no clock, no store. The store asks `advance` first and then makes the chan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, get_args
 
@@ -52,14 +52,14 @@ class Move:
         return f"{stamp}{self.frm or 'new'} -> {self.to}" + (f": {self.reason}" if self.reason else "")
 
 
-def advance(state: str, target: str, history: Sequence[Move] = ()) -> str:
+def advance(state: str, target: str, history: Callable[[], Sequence[Move]] = tuple) -> str:
     """The state after the move, which is `target`.
 
-    Raises IllegalMove, with the history, when `state` is final, unknown, or does not lead to `target`.
+    Raises IllegalMove, with the history (asked for only then), when `state` is final, unknown, or does not lead to `target`.
     """
     if target in MOVES.get(state, frozenset()):
         return target
-    story = "; ".join(map(str, history)) or "no earlier move"
+    story = "; ".join(map(str, history())) or "no earlier move"
     if state not in MOVES:
         raise IllegalMove(f"unknown state {state!r} cannot become {target!r}", f"history: {story}")
     allowed = ", ".join(sorted(MOVES[state])) or "nothing, it is final"

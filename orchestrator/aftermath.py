@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from jobs.errors import Conflict, IllegalMove, UnknownAttempt
 from jobs.lifecycle import Tried, attempts_left
@@ -62,7 +63,7 @@ class Aftermath:
             tried = Tried(done.state, done.fault)
             self._again_or_not(seat, claim, tried, done.reason, done.retry or done.state == "contaminated")
         self._count(seat, done.state, done.fault, done.reason)
-        self._tell(Happening("end", claim.cell, run.arm, done.reason, self._store.pending(claim.sweep_id)))
+        self._tell(Happening("end", claim.cell, run.arm, done.reason, partial(self._store.pending, claim.sweep_id)))
 
     def collect(self, worker: str, but: str = "") -> RunOutcome | None:
         """Store what a worker's host kept of earlier runs; the outcome of attempt `but` is handed back instead.
@@ -104,7 +105,7 @@ class Aftermath:
         self._store.finish_run(run.run_id, "exhausted", reason, fence=claim.fence)
         seat.next_run()
         seat.look_at_s = 0.0  # the wait was the queue's: the next run has one look, and no wait of its own
-        self._tell(Happening("end", claim.cell, run.arm, reason, self._store.pending(claim.sweep_id)))
+        self._tell(Happening("end", claim.cell, run.arm, reason, partial(self._store.pending, claim.sweep_id)))
 
     def drain(self, seat: Seat, reason: str) -> None:
         """Give a card no work for a while, and its block to others; said once."""

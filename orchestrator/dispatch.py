@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 from jobs.adapters.base import RunOrder
 from jobs.adapters.native_forced import ForceOrder
@@ -250,7 +251,7 @@ class Dispatcher:
         for run in claim.pending:
             if reason := self._plans.arm(claim.sweep_id, run.arm).unbuilt:
                 self._store.finish_run(run.run_id, "exhausted", reason, fence=claim.fence)
-                counts = self._store.pending(claim.sweep_id)
+                counts = partial(self._store.pending, claim.sweep_id)
                 self._tell(Happening("end", claim.cell, run.arm, reason, counts))
             else:
                 found.append(run)

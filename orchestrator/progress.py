@@ -47,7 +47,8 @@ class SweepProgress:
             self._bar.update(self._task, description=shown(where))
             return
         if happening.counts is not None:
-            settled = happening.counts.complete + happening.counts.exhausted
+            counts = happening.counts()
+            settled = counts.complete + counts.exhausted
             self._bar.update(self._task, completed=settled)
             if happening.text:
                 self._line(f"{where}: {happening.text}")

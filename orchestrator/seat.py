@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -16,13 +17,13 @@ from orchestrator.worker import WorkerCard
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something to show: a run began, ended, waits, or a worker was lost. `counts` stands with each end."""
+    """Something to show: a run began, ended, waits, or a worker was lost. With each end, `counts` asks how far it is."""
 
     kind: str  # begin, end, wait, lost, asks, gone, drained
     cell: str = ""
     arm: str = ""
     text: str = ""
-    counts: Pending | None = None
+    counts: Callable[[], Pending] | None = None
 
 
 @dataclass(frozen=True, slots=True)

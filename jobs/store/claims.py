@@ -6,7 +6,7 @@ change that is already there changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 
@@ -21,11 +21,23 @@ from jobs.tables import attempt, block, run, sweep
 
 
 def open_attempt(connection: Connection, run_id: str, fence: int, worker: str, card: str, now: datetime) -> AttemptRef:
-    """Start the next attempt at a run, in state claimed.
+    """Start the next attempt at a run, in state claimed; a resend is a no-op.
 
     Raises Conflict when the run is done, its block is not held under `fence`, another attempt is under way, or no
     attempt is left.
     """
+    return _open(connection, run_id, fence, worker, card, now, ("claimed",))
+
+
+def start_attempt(connection: Connection, run_id: str, fence: int, worker: str, card: str, now: datetime) -> AttemptRef:
+    """Open the next attempt and take it to running, as one change; a resend is a no-op. Raises as `open_attempt`."""
+    return _open(connection, run_id, fence, worker, card, now, ("claimed", "clearing", "running"))
+
+
+def _open(
+    connection: Connection, run_id: str, fence: int, worker: str, card: str, now: datetime, path: tuple[str, ...]
+) -> AttemptRef:
+    """A new attempt that has gone through the states of `path`."""
     found = _run(connection, run_id)
     if found.state != "pending":
         raise Conflict(f"run {run_id} is {found.state}", "claim a block again and take its pending runs")
@@ -33,7 +45,7 @@ def open_attempt(connection: Connection, run_id: str, fence: int, worker: str, c
     earlier = connection.execute(select(attempt).where(attempt.c.run_id == run_id).order_by(attempt.c.number)).all()
     live = [row for row in earlier if row.state in LIVE]
     if live:
-        if (live[0].state, live[0].fence, live[0].worker) == ("claimed", fence, worker):
+        if (live[0].state, live[0].fence, live[0].worker) == (path[-1], fence, worker):
             return AttemptRef(live[0].id, run_id, live[0].number)
         raise Conflict(f"attempt {live[0].id} at run {run_id} is {live[0].state}", "end it first")
     if not _has_attempts_left(connection, found.sweep_id, [Tried(row.state, row.fault) for row in earlier]):
@@ -47,29 +59,18 @@ def open_attempt(connection: Connection, run_id: str, fence: int, worker: str, c
             "sweep_id": found.sweep_id,
             "number": ref.number,
             "fence": fence,
-            "state": "claimed",
+            "state": path[-1],
             "reason": "",
             "worker": worker,
             "card": card,
             "opened_at": now,
         },
     )
-    events.log(
-        connection, found.sweep_id, ref.attempt_id, "attempt", now, target="claimed", worker=worker, message=card
-    )
-    return ref
-
-
-def start_attempt(connection: Connection, run_id: str, fence: int, worker: str, card: str, now: datetime) -> AttemptRef:
-    """Open the next attempt and take it to running, as one change; a resend is a no-op."""
-    found = connection.execute(
-        select(attempt).where(attempt.c.run_id == run_id, attempt.c.state == "running", attempt.c.fence == fence)
-    ).one_or_none()
-    if found is not None and found.worker == worker:
-        return AttemptRef(found.id, run_id, found.number)
-    ref = open_attempt(connection, run_id, fence, worker, card, now)
-    for frm, to in (("claimed", "clearing"), ("clearing", "running")):
-        move(connection, ref.attempt_id, fence, frm, to, "", "", now)
+    for frm, to in zip(("", *path), path, strict=False):
+        said = "" if frm else card
+        events.log(
+            connection, found.sweep_id, ref.attempt_id, "attempt", now, frm=frm, target=to, worker=worker, message=said
+        )
     return ref
 
 
@@ -81,7 +82,7 @@ def move(
     found = attempt_row(connection, attempt_id)
     if (found.state, found.fence) == (to, fence):
         return
-    advance(frm, to, events.history(connection, attempt_id))
+    advance(frm, to, events.teller(connection, attempt_id))
     change(connection, found, fence, frm, {"state": to, "reason": reason, "fault": fault}, now)
     events.log(
         connection, found.sweep_id, attempt_id, "attempt", now, frm=frm, target=to, message=reason, worker=found.worker
@@ -125,7 +126,7 @@ def finish_run(
 
 def set_run(connection: Connection, found: Row[Any], state: RunState, reason: str, now: datetime) -> None:
     """The guarded update of a run's state."""
-    advance(found.state, state, events.history(connection, found.id))
+    advance(found.state, state, events.teller(connection, found.id))
     guard = (run.c.id == found.id) & (run.c.state == found.state)
     guarded(connection.execute(update(run).where(guard).values(state=state)).rowcount, f"run {found.id} moved")
     mine = update(block).where(block.c.id == found.block_id)
@@ -150,7 +151,7 @@ def end_live(
     live = select(attempt).where(attempt.c.run_id.in_([row.id for row in runs]), attempt.c.state.in_(LIVE))
     ended = connection.execute(live.with_for_update()).all()
     for row in ended:
-        advance(row.state, state, events.history(connection, row.id))
+        advance(row.state, state, events.teller(connection, row.id))
         closing = update(attempt).where(attempt.c.id == row.id, attempt.c.state == row.state)
         fault = "lost" if state == "lost" else ""
         connection.execute(closing.values(state=state, reason=reason, fault=fault, closed_at=now))
@@ -177,7 +178,9 @@ def tried(connection: Connection, run_ids: Iterable[str]) -> dict[str, list[Trie
     return found
 
 
-def _has_attempts_left(connection: Connection, sweep_id: str, tries: Iterable[Tried]) -> bool:
+def _has_attempts_left(connection: Connection, sweep_id: str, tries: Collection[Tried]) -> bool:
+    if not tries:  # the limits, which stand in the whole manifest, leave everybody a first one
+        return True
     manifest = connection.execute(select(sweep.c.manifest).where(sweep.c.id == sweep_id)).scalar_one()
     return attempts_left(tuple(tries), Limits.model_validate(manifest["limits"]))
 

@@ -19,8 +19,15 @@ from urllib.parse import quote
 from pydantic import ValidationError
 from sqlalchemy import Connection, Engine, Table, create_engine, event
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    DisconnectionError,
+    IntegrityError,
+    NoSuchModuleError,
+    OperationalError,
+)
+from sqlalchemy.pool import NullPool, QueuePool
 
 from jobs.errors import Conflict, StoreError
 
@@ -46,7 +53,9 @@ class Database:
     """Transactions on one store.
 
     Raises StoreError, with a remedy, where the database cannot be reached or stays locked. Connections are opened for
-    a transaction and given back at its end, so none is held while a card works and none survives a fork.
+    a transaction and given back at its end, so none is held while a card works and none survives a fork. One to a file
+    is kept for the next transaction, by the process that opened it and while the file stands in its place: the last one
+    that is closed copies SQLite's whole log into the file, which costs more than most transactions.
     """
 
     def __init__(
@@ -60,6 +69,8 @@ class Database:
         self._engine = _engine(self.url, lock_wait_s)
         if self.is_sqlite:
             event.listen(self._engine, "do_connect", self._on_connect_to_file)
+            event.listen(self._engine, "connect", self._on_connected_to_file)
+            event.listen(self._engine, "checkout", self._on_reuse_of_file)
 
     @property
     def file(self) -> Path | None:
@@ -162,6 +173,22 @@ class Database:
             words[0] = f"file:{quote(words[0])}?mode=rw"
             options["uri"] = True
 
+    def _on_connected_to_file(self, _connection: Any, record: Any) -> None:
+        record.info["opened"] = self._identity()
+
+    def _on_reuse_of_file(self, _connection: Any, record: Any, _proxy: Any) -> None:
+        """A kept connection goes on writing to a file that was removed or replaced, and must not cross a fork."""
+        if record.info["opened"] != self._identity():
+            raise DisconnectionError
+
+    def _identity(self) -> tuple[int, ...]:
+        """This process and the store's file; no file where it is gone."""
+        try:
+            found = os.stat(self.url.database or "")
+        except OSError:
+            return (os.getpid(),)
+        return os.getpid(), found.st_dev, found.st_ino
+
     def _write_once(self, action: Callable[[Connection], T]) -> T:
         with self._engine.connect() as connection:
             connection = connection.execution_options(assay_write=True)
@@ -255,7 +282,9 @@ def _engine(url: URL, lock_wait_s: float) -> Engine:
             return create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": CONNECT_WAIT_S})
         except ImportError as error:
             raise StoreError("PostgreSQL needs psycopg", "pip install 'gpu-assay[postgres]'") from error
-    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": lock_wait_s})
+    engine = create_engine(
+        url, poolclass=QueuePool, pool_size=1, max_overflow=-1, connect_args={"timeout": lock_wait_s}
+    )
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
     return engine

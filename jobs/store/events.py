@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 
 from sqlalchemy import Connection, insert, select
@@ -44,6 +45,11 @@ def about(connection: Connection, subject: str, kind: str) -> tuple[Event, ...]:
     """The events of one kind about one subject, in all sweeps, in order."""
     wanted = select(event).where(event.c.subject == subject, event.c.kind == kind).order_by(event.c.seq)
     return tuple(Event(**row._mapping) for row in connection.execute(wanted))
+
+
+def teller(connection: Connection, subject: str) -> Callable[[], tuple[Move, ...]]:
+    """The history of one attempt, run or sweep, read when somebody asks for it."""
+    return lambda: history(connection, subject)
 
 
 def history(connection: Connection, subject: str) -> tuple[Move, ...]:

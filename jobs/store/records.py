@@ -75,7 +75,7 @@ def write_record(
         if (found.record_digest, found.state) == (digest, state):
             return
         raise Conflict(f"attempt {attempt_id} already holds another record ({found.state})", "open a new attempt")
-    advance(found.state if found.state == "running" else "running", state, events.history(connection, attempt_id))
+    advance(found.state if found.state == "running" else "running", state, events.teller(connection, attempt_id))
     columns = {name: getattr(clean, name) for name in COLUMNS_ALIKE}
     equations = [row.model_dump(mode="json") for row in clean.equations]
     own = {

@@ -97,7 +97,7 @@ def _adjudications(sweep_id: str) -> Select[Any]:
 
 
 def _close(connection: Connection, sweep_id: str, frm: str, said: str, now: datetime) -> None:
-    advance(frm, "judged", events.history(connection, sweep_id))
+    advance(frm, "judged", events.teller(connection, sweep_id))
     connection.execute(update(sweep).where(sweep.c.id == sweep_id).values(state="judged", judged_at=now))
     events.log(connection, sweep_id, sweep_id, "verdict", now, frm=frm, target="judged", message=said)
 

@@ -60,7 +60,7 @@ def test_no_machine_reaches_into_another() -> None:
 def test_an_illegal_move_tells_the_history() -> None:
     history = [Move("", "claimed"), Move("claimed", "lost", "lease ended", "2026-11-30T05:00:00+00:00")]
     with pytest.raises(IllegalMove) as caught:
-        advance("lost", "measured", history)
+        advance("lost", "measured", lambda: history)
     said = str(caught.value)
     assert "lost cannot become measured" in said
     assert "new -> claimed; 2026-11-30T05:00:00+00:00 claimed -> lost: lease ended" in said
