@@ -1,8 +1,8 @@
 """Many simulated cards on several Ray nodes of this machine: is every run made once, and are the cards kept busy?
 
-The nodes are raylets of one Ray cluster on loopback; all else is the product's own commands: `assay submit`, then `assay
-scheduler --once`, which places, runs, stores and judges. Each run is a shell program that sleeps and prints the lines of
-docs/adapters.md. What is told afterwards is read from the store.
+The nodes are raylets of one Ray cluster on loopback; all else is the product's own commands: `assay submit`, then
+`assay scheduler --once`, which places, runs, stores and judges. Each run is a shell program that sleeps and prints the
+lines of docs/adapters.md. What is told afterwards is read from the store.
 
     python -m benchmarks.cluster_load [--nodes N] [--cards N] [--runs N] [--run-s S] [--out FILE]
 """
@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -122,11 +123,12 @@ def cluster(root: Path, environ: Mapping[str, str], nodes: int, cards: int) -> I
     try:
         for number in range(nodes):
             mine = {SIMULATED_RESOURCE: cards // nodes + (number < cards % nodes)}
-            about = {"num_cpus": 1, "num_gpus": 0, "resources": mine, "object_store_memory": OBJECT_STORE_BYTES}
-            made.add_node(**about, temp_dir=f"{root}/ray", include_dashboard=False)
+            about: dict[str, Any] = {"num_cpus": 1, "num_gpus": 0, "resources": mine}
+            about |= {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+            made.add_node(**about, temp_dir=f"{root}/ray")
         yield made.address
     finally:
-        made.shutdown()
+        made.shutdown()  # type: ignore[no-untyped-call]
         for process in of_cluster(root):
             process.kill()
 
@@ -235,7 +237,7 @@ def gaps(spans: Sequence[tuple[str, float, float]]) -> list[float]:
         by_card.setdefault(card, []).append((begin, end))
     for own in by_card.values():
         own.sort()
-        found += [later[0] - earlier[1] for earlier, later in zip(own, own[1:], strict=False)]
+        found += [later[0] - earlier[1] for earlier, later in pairwise(own)]
     return found
 
 

@@ -1,8 +1,8 @@
 """What a run costs the dispatcher: many cards that are threads of this process, and runs that only wait.
 
-All but the card's own work is the product's: the store in a file, the dispatcher, the placer on threads. Its time is the
-processor time of the thread that it runs on, and beside it the wall time that it was not waiting for an answer. Memory
-is the resident set after each tenth of the runs.
+All but the card's own work is the product's: the store in a file, the dispatcher, the placer on threads. Its time is
+the processor time of the thread that it runs on, and beside it the wall time that it was not waiting for an answer.
+Memory is the resident set after each tenth of the runs.
 
     python -m benchmarks.dispatch_cost [--cards N] [--runs N] [--run-s S] [--out FILE]
 """

@@ -55,7 +55,8 @@ class Move:
 def advance(state: str, target: str, history: Callable[[], Sequence[Move]] = tuple) -> str:
     """The state after the move, which is `target`.
 
-    Raises IllegalMove, with the history (asked for only then), when `state` is final, unknown, or does not lead to `target`.
+    Raises IllegalMove, with the history (asked for only then), when `state` is final, unknown, or does not lead to
+    `target`.
     """
     if target in MOVES.get(state, frozenset()):
         return target

@@ -27,6 +27,8 @@ from orchestrator.worker import WorkerCard, WorkerSettings
 
 START = "give HOST:PORT of one that runs, or start one: ray start --head --port=6379"
 CONNECT_S = 10.0
+AT_ONCE = 2
+"""Workers that a node starts at a time: each loads for seconds of a core, and has a deadline for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +84,16 @@ class ClusterPlacer(RayCalls):
         """Workers for the cards of nodes that came since; none of these may keep the others from working."""
         import ray
 
-        new = {}
+        new: dict[str, Place] = {}
         for node in ray.nodes():  # type: ignore[no-untyped-call]
             if node["Alive"] and node["NodeID"] not in {place.node for place in self._places.values()}:
                 new.update(_places(node))
         self._places.update(new)
-        for worker in new:
-            self._actors[worker] = self._actor(worker)
-        return tuple(self._hello(worker) for worker in new)
+        found: list[WorkerCard] = []
+        for turn in _turns(new):
+            self._actors.update({worker: self._actor(worker) for worker in turn})
+            found += [self._hello(worker) for worker in turn]
+        return tuple(found)
 
     def _hello(self, worker: str) -> WorkerCard:
         import ray
@@ -132,6 +136,13 @@ def _places(node: Mapping[str, Any]) -> dict[str, Place]:
     for card in simulated_cards(identity, int(resources.get(SIMULATED_RESOURCE, 0))):
         places[f"{short}.s{card.index}"] = Place(identity, host, card)
     return places
+
+
+def _turns(places: Mapping[str, Place]) -> list[list[str]]:
+    """Workers in the order in which they are started: a few of each node, then the next few."""
+    nodes = [place.node for place in places.values()]
+    turns = [nodes[:number].count(node) // AT_ONCE for number, node in enumerate(nodes)]
+    return [[worker for worker, turn in zip(places, turns, strict=True) if turn == one] for one in sorted(set(turns))]
 
 
 def _offer(nodes: list[Mapping[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from orchestrator.worker import WorkerCard
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something to show: a run began, ended, waits, or a worker was lost. With each end, `counts` asks how far it is."""
+    """Something to show: a run began, ended, waits, or a worker was lost. At each end `counts` asks how far it is."""
 
     kind: str  # begin, end, wait, lost, asks, gone, drained
     cell: str = ""

@@ -184,7 +184,7 @@ class Database:
     def _identity(self) -> tuple[int, ...]:
         """This process and the store's file; no file where it is gone."""
         try:
-            found = os.stat(self.url.database or "")
+            found = Path(self.url.database or "").stat()
         except OSError:
             return (os.getpid(),)
         return os.getpid(), found.st_dev, found.st_ino

@@ -195,7 +195,7 @@ def test_controls_are_escaped_and_long_text_keeps_both_ends() -> None:
 def test_what_an_engine_says_reaches_the_terminal_plain_and_short(capsys: pytest.CaptureFixture[str]) -> None:
     left = Pending(complete=1, pending=1, exhausted=0, live_attempts=0, leased_blocks=0)
     with SweepProgress(2, 0) as progress:
-        progress(Happening("end", "cell", "head", "\x1b]0;owned\a\x1b[2J" + "y" * 5000, left))
+        progress(Happening("end", "cell", "head", "\x1b]0;owned\a\x1b[2J" + "y" * 5000, lambda: left))
         progress(Happening("wait", "cell\x1b[31m", "head", "z\nerror: forged"))
     err = capsys.readouterr().err
     assert "\x1b" not in err
