@@ -67,6 +67,17 @@ def test_an_illegal_move_tells_the_history() -> None:
     assert caught.value.exit_code == 4
 
 
+def test_a_legal_move_asks_for_no_history() -> None:
+    asked: list[str] = []
+
+    def history() -> list[Move]:
+        asked.append("")
+        return []
+
+    assert advance("running", "measured", history) == "measured"
+    assert asked == []
+
+
 def test_an_unknown_state_is_no_state() -> None:
     with pytest.raises(IllegalMove, match="unknown state 'done'"):
         advance("done", "measured")

@@ -181,6 +181,32 @@ def test_field_17_a_card_at_fault_again_and_again_gets_no_more_work_and_one_mess
     assert states.count("failed") == 3
 
 
+def test_field_15_a_card_lost_in_mid_run_leaves_with_one_message_and_the_queue_keeps_its_runs(field: Field) -> None:
+    field.cards = simulated_cards("test", 2)
+    begun: list[float] = []
+
+    def since_the_first_run_began() -> float:
+        if not begun and any(h.kind == "begin" for h in field.heard):
+            begun.append(time.monotonic())
+        return time.monotonic() - begun[0] if begun else 0.0
+
+    field.clock = since_the_first_run_began
+    field.scripts["w0"] = [{"at_s": 0.3, "error": "Unknown Error"}]
+    sweep_id, _ = field.submit({"base": {"sleep_s": 0.8}, "head": {}}, limits=Limits(queue_timeout_s=1))
+    serve(field)
+    left = field.store.pending(sweep_id)
+    assert (left.complete, left.exhausted) == (4, 0)
+    runs = field.store.judge_input(sweep_id).cells[0].runs
+    counted = {run.record.certificate.uuid for run in runs if run.record and run.record.certificate}
+    assert counted == {field.cards[1].uuid}
+    (drained,) = [h.text for h in field.heard if h.kind == "drained"]
+    assert field.cards[0].uuid in drained
+    assert "Unknown Error" in drained
+    tries = [one for arm in field.attempts(sweep_id).values() for one in arm]
+    (lost,) = [reason for state, reason in tries if state != "measured"]
+    assert "Unknown Error" in lost, "tried once there, and not in a tight loop"
+
+
 def test_an_outcome_that_a_node_kept_is_stored_before_anything_runs(field: Field) -> None:
     sweep_id, manifest = field.submit({"base": {}, "head": {}})
     field.spool_one(sweep_id, manifest)
