@@ -143,8 +143,11 @@ def _write_values(connection: Connection, record: RunRecord, flags: Mapping[str,
             rows.append(
                 {"attempt_id": record.attempt_id, "series_id": names[-1]["id"], "flag": flag, **_columns(reading)}
             )
-    if names:
-        connection.execute(insert_into(connection, series).on_conflict_do_nothing(), names)
+    # most runs meet series that are there, and to send each one's key again costs more than all else of a record
+    wanted = select(series.c.id).where(series.c.id.in_([row["id"] for row in names]))
+    known = set(connection.execute(wanted).scalars())
+    if fresh := [row for row in names if row["id"] not in known]:
+        connection.execute(insert_into(connection, series).on_conflict_do_nothing(), fresh)
     _insert(connection, value, rows)
 
 
