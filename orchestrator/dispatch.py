@@ -193,13 +193,14 @@ class Dispatcher:
 
     def _push_all(self) -> None:
         for seat in self._seats:
-            with self._leases.forfeiting(seat):
-                self._push(seat)
+            if seat.ticket is None:
+                with self._leases.forfeiting(seat):
+                    self._push(seat)
 
     def _push(self, seat: Seat) -> None:
         """Get an idle seat going: next run of its block, else a question for its card, else the next block."""
         now_s = self._clock()
-        if seat.ticket is not None or now_s < seat.drained_until_s:
+        if now_s < seat.drained_until_s:
             return
         if seat.claim is not None and not seat.runs:
             claim, seat.claim = seat.claim, None

@@ -89,6 +89,8 @@ def _equation(body: dict[str, Any], place: str, flags: dict[str, str]) -> dict[s
 
 def _scrubbed(value: Any, place: str, flags: dict[str, str]) -> Any:
     """The rest: free-form parts lose non-finite numbers to null, all text loses what cannot be stored."""
+    if value is None or type(value) is int:
+        return value
     if isinstance(value, str):
         clean = clean_text(value)
         return value if clean == value else _flag(flags, place, "NUL or half a surrogate pair", clean)
@@ -97,6 +99,8 @@ def _scrubbed(value: Any, place: str, flags: dict[str, str]) -> Any:
             clean_text(str(key)): _scrubbed(item, f"{place}.{key}".strip("."), flags) for key, item in value.items()
         }
     if isinstance(value, list | tuple):
+        if {int}.issuperset(map(type, value)):  # ids and times of steps, most of a record
+            return list(value)
         return [_scrubbed(item, f"{place}.{index}", flags) for index, item in enumerate(value)]
     fault = _fault(value)
     if fault is not None:
