@@ -64,8 +64,8 @@ def impossible(record: RunRecord, of_counters: Sequence[str] | None = None) -> l
 
 
 def counted(record: RunRecord) -> list[str]:
-    """Those claims that lie in counters alone, none of which is a time."""
-    return [fault for fault in (*_twins(record), *_peaks(record), _captured(record)) if fault]
+    """Those claims that lie in counters and in how many ids there are, none of which is a time."""
+    return [fault for fault in (*_twins(record), *_peaks(record), *_nothing(record), _captured(record)) if fault]
 
 
 def _clock(record: RunRecord, certificate: Certificate) -> str:
@@ -111,6 +111,16 @@ def _peaks(record: RunRecord) -> Iterator[str]:
         last, highest = _counter(record, name), _counter(record, peak)
         if last is not None and highest is not None and highest < last:
             yield f"{peak} is {highest:,.0f} and {name} is {last:,.0f} at the end"
+
+
+def _nothing(record: RunRecord) -> Iterator[str]:
+    """A gating figure of 0, the best that there is, where something was done that cannot be done with none."""
+    if _counter(record, "peak_committed_bytes") == 0:
+        held = ((name, _counter(record, name) or 0) for name in ("peak_resident_bytes", "peak_kv_committed_bytes"))
+        yield from (f"peak_committed_bytes is 0 and {name} is {nbytes:,.0f}" for name, nbytes in held if nbytes > 0)
+    longest = max((len(s.ids) for g in record.generations for s in g.sequences), default=0)
+    if _counter(record, "step_kernels") == 0 and longest > 1:
+        yield f"step_kernels is 0, and steps of one token gave {longest - 1} ids"
 
 
 def _captured(record: RunRecord) -> str:

@@ -211,3 +211,17 @@ def test_events_and_bytes_that_do_not_go_together_cannot_be(counters: dict[str, 
 )
 def test_events_and_bytes_that_may_be_accuse_nobody(counters: dict[str, int]) -> None:
     assert impossible(record(0, 1.0, counters=counters)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("peak_committed_bytes", "peak_committed_bytes is 0 and peak_resident_bytes is 41,000,000"),
+        ("step_kernels", "step_kernels is 0, and steps of one token gave 31 ids"),
+    ],
+)
+def test_work_that_cost_nothing_is_no_improvement(documents: Any, name: str, says: str) -> None:
+    verdict = judge(documents.sweep(head=documents.stable_arm(changes={name: 0})))
+    assert isinstance(verdict, Verdict)
+    assert (verdict.outcome, verdict.exit_code) == ("BROKEN_INVARIANT", 1)
+    assert says in verdict.headline
