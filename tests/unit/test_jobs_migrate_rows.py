@@ -141,11 +141,11 @@ def test_a_store_in_a_file_is_copied_before_it_is_upgraded(tmp_path: Path) -> No
     with kept.reading() as connection:
         assert revision.current(connection) == "0004"
         assert rows(connection) == stood
+    kept.close()  # its log stands beside the file for as long as it is open
     assert migrate.upgrade(url).backup is None
     assert migrate.upgrade(f"sqlite:///{tmp_path / 'new.sqlite'}").backup is None
     assert [path.name for path in tmp_path.glob("*.bak*")] == [copy.name]
     database.close()
-    kept.close()
 
 
 def test_db_upgrade_names_the_copy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
