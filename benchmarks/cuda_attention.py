@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.cuda_products import LEAST_LAUNCHES, ROTATED_BYTES, Timer, nbytes
+from benchmarks.cuda_products import ROTATED_BYTES, Timer, nbytes
 from engine.device.base import Launch, Placed
 from engine.kernels.attention import room
 from engine.kv_layout import LAYOUTS, Placement
@@ -82,14 +82,7 @@ def measure(timer: Timer, geometry: tuple[int, int, int], context: int, layout: 
         return Placed(o, start, placement.nbytes, placement=placement)
 
     launches = [Launch(step, tuple(placed(o, i) for o in step.operands)) for i in range(copies)]
-    chain = (launches * -(-LEAST_LAUNCHES // copies))[: max(LEAST_LAUNCHES, copies)]
-    for launch in launches[:2]:
-        device.launch(launch)
-    device.begin_capture()
-    for launch in chain:
-        device.launch(launch)
-    graph = device.end_capture()
-    taken = [us / len(chain) for us in timer.us(lambda: device.replay(graph))]
+    taken = timer.chained_us(launches)
     for address in (arena, *shared.values()):
         device.free(address)
     return taken

@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -57,6 +57,17 @@ class Timer:
             call(self.driver.cuEventSynchronize, end)
             taken.append(call(self.driver.cuEventElapsedTime, start, end) * 1e3)
         return taken
+
+    def chained_us(self, launches: Sequence[Launch]) -> list[float]:
+        """Device microseconds of a launch, of LEAST_LAUNCHES or more recorded one after another."""
+        chain = (list(launches) * -(-LEAST_LAUNCHES // len(launches)))[: max(LEAST_LAUNCHES, len(launches))]
+        for launch in launches[:2]:
+            self.device.launch(launch)
+        self.device.begin_capture()
+        for launch in chain:
+            self.device.launch(launch)
+        graph = self.device.end_capture()
+        return [us / len(chain) for us in self.us(lambda: self.device.replay(graph))]
 
     def copy_bytes_per_s(self) -> float:
         """Bytes read and written by a copy of 4 GiB, over its time."""
@@ -126,14 +137,7 @@ def measure(timer: Timer, n: int, k: int) -> dict[str, Any]:
         )
         for i in range(copies)
     ]
-    chain = (launches * -(-LEAST_LAUNCHES // copies))[: max(LEAST_LAUNCHES, copies)]
-    for launch in launches[:2]:
-        device.launch(launch)
-    device.begin_capture()
-    for launch in chain:
-        device.launch(launch)
-    graph = device.end_capture()
-    taken = [us / len(chain) for us in timer.us(lambda: device.replay(graph))]
+    taken = timer.chained_us(launches)
     for address in (arena, *shared.values()):
         device.free(address)
     read = n * k // 2 + n * (k // BLOCK) * 2

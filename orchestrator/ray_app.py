@@ -12,6 +12,7 @@ import io
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -93,7 +94,7 @@ def child_environ(environ: Mapping[str, str], card: CardName) -> dict[str, str]:
 
 
 @dataclass(slots=True, kw_only=True)
-class RayCalls:
+class RayCalls(ABC):
     """What any placer on Ray does: calls to actors and their answers. How Ray and its actors begin is the placer's."""
 
     patience: Patience = no_patience
@@ -200,9 +201,9 @@ class RayCalls:
         """Have a worker take its card, and hear which one that is."""
         return patiently(lambda: self._start(worker), self.patience)
 
+    @abstractmethod
     def _actor(self, worker: str) -> Any:
         """A new actor for a worker. Raises HostLost when its node is gone."""
-        raise NotImplementedError
 
     def _start(self, worker: str) -> WorkerCard:
         import ray

@@ -8,6 +8,17 @@ from pathlib import Path
 
 from jobs.provenance import ArmSource, ModelSource, ResolvedArm, ResolvedModel
 
+SWEEP = """\
+sweep: reviewed
+models: {{toy: {{build: tiny, seed: 7}}}}
+prompts: {{short: {{ids: [1, 2]}}}}
+arms:
+  base: {{source: {base}}}
+  head: {{source: checkout}}
+run: {{tokens: 4}}
+"""
+"""A sweep file without its reviewed files; `base` is to be filled in."""
+
 
 @dataclass(frozen=True)
 class OneCommit:

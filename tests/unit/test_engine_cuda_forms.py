@@ -37,17 +37,17 @@ def variant(step: Step, sequences: int = 1) -> Variant:
     return texts(step, sequences)[0]
 
 
-def texts(step: Step, sequences: int = 1) -> list[Variant]:
-    """The texts of all that a step launches."""
+def texts(step: Step, sequences: int = 1, capacity: int | None = None) -> list[Variant]:
+    """The texts of all that a step launches, its caches of that many positions where it is said."""
     caches = {o.name: (0, 0) for o in step.operands if o.ref.kind in ("kv_key", "kv_value")}
-    made = [prepare(form, step, caches, sequences).variant for form in kernels.get(step.kernel).forms]
+    made = [prepare(form, step, caches, sequences, capacity).variant for form in kernels.get(step.kernel).forms]
     assert made
     return made
 
 
-def variants(steps: Iterable[Step], sequences: int = 1) -> set[Variant]:
+def variants(steps: Iterable[Step], sequences: int = 1, capacity: int | None = None) -> set[Variant]:
     """The different texts of these steps."""
-    return {text for step in steps for text in texts(step, sequences)}
+    return {text for step in steps for text in texts(step, sequences, capacity)}
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +237,7 @@ def test_everything_compiles(tiny: Path, checkout: Path, standard: list[Step], a
         for rows in (1, 5):
             steps += lower(graph, rows).steps
     texts = variants(steps) | variants(lower(load(tiny), 1).steps, sequences=3)
+    texts |= variants((s for s in steps if s.kernel == "gqa"), capacity=1)
     assert {s.kernel for s in steps} >= {"gqa", "matmul_nbits", "add", "reducesum"}
     for text in texts:
         assert len(compile_variant(text, architecture)) > 1000, text.function

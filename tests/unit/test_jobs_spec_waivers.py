@@ -9,19 +9,16 @@ import pytest
 from jobs.errors import SpecError
 from jobs.model import Manifest
 from jobs.spec import load, plan
+from tests.unit import reviewed_repository
 from tests.unit.reviewed_repository import OneCommit, committed, git
 
-SWEEP = """\
-sweep: reviewed
-models: {{toy: {{build: tiny, seed: 7}}}}
-prompts: {{short: {{ids: [1, 2]}}}}
-arms:
-  base: {{source: {base}}}
-  head: {{source: checkout}}
-run: {{tokens: 4}}
+SWEEP = (
+    reviewed_repository.SWEEP
+    + """\
 waivers: waivers.yaml
 goldens: goldens.yaml
 """
+)
 WAIVER = """\
 waivers:
   - cell: "toy/*"
