@@ -137,7 +137,8 @@ def resolve_id(connection: Connection, prefix: str, kind: str = "") -> str:
     if len(fitting) == 1 or wanted in fitting:
         return wanted if wanted in fitting else fitting[0]
     if not fitting:
-        raise SpecError(f"no id begins with {prefix!r} in this store", "assay status lists them")
+        remedy = "assay status lists sweeps, and with a sweep's id its runs; --store names another store"
+        raise SpecError(f"no id begins with {prefix!r} in this store", remedy)
     shown = ", ".join(fitting[:SHOWN_CANDIDATES])
     raise SpecError(f"{prefix!r} is the beginning of several ids: {shown}", "give more of it")
 

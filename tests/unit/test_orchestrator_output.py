@@ -208,4 +208,4 @@ def test_an_error_line_is_plain_too(judged: str, capsys: pytest.CaptureFixture[s
     line = fails(capsys, 2, "gate", "swp_\x1b[31m" + "x" * 5000)
     assert "\x1b" not in line
     assert len(line) < 1100
-    assert line.endswith("(assay status lists them)")
+    assert line.endswith("(assay status lists sweeps, and with a sweep's id its runs; --store names another store)")
