@@ -151,7 +151,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 def _object(path: Path, line: bytes) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _no_export(path, "a line is no JSON") from error
     if not isinstance(found, dict):
         raise _no_export(path, "it does not begin and end as one")
@@ -197,7 +197,7 @@ def _cells(path: Path, columns: list[Column[Any]], line: bytes) -> list[Any]:
             else cell
             for column, cell in zip(columns, cells, strict=True)
         ]
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _no_export(path, "a row is not as its table") from error
 
 

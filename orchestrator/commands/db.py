@@ -11,7 +11,7 @@ import typer
 
 from engine.out_file import check_out
 from jobs import migrate
-from jobs.errors import StoreError
+from jobs.errors import SpecError, StoreError
 from orchestrator.commands.terminal import IdArgument, JsonOption, StoreOption, open_store, say, say_json, settings_for
 from orchestrator.settings import STORE_FILE, Settings
 
@@ -56,6 +56,15 @@ def check(store: StoreOption = None, as_json: JsonOption = False) -> None:
         say(f"{given.store_shown} is at the newest revision, {state.current}; {sweeps} sweeps can be read")
 
 
+def _need_replaceable(file: Path) -> None:
+    """What stands there is replaced if it may be an export: a store, or anything else, is not."""
+    if not file.is_file():
+        return
+    with file.open("rb") as found:
+        if found.read(2) not in (b"", b"\x1f\x8b"):
+            raise SpecError(f"FILE {file} holds something that is no export", "name another file, or remove that one")
+
+
 def export(
     sweep: IdArgument,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="the file to write, replaced whole")],
@@ -64,6 +73,7 @@ def export(
 ) -> None:
     """Write a judged sweep, with all that was measured, judged and retracted of it, into one file for another store."""
     check_out(file, "FILE")
+    _need_replaceable(file)
     draft = file.with_name(f"{file.name}.{os.getpid()}.tmp")
     opened = open_store(settings_for(store))
     try:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from engine.out_file import check_out
 from jobs.blessing import golden_of
 from jobs.errors import SpecError
 from jobs.reviewed import ANY, TOKENS, Waiver
@@ -55,6 +56,7 @@ def bless(
     """Make the ids of an arm the golden of their cell, in a file that is to be reviewed; it supersedes the last one."""
     given = settings_for(store)
     _require(reason, "the golden", "say why these ids are right")
+    check_out(file, "--file")
     held = read_list(file, "goldens")
     known = () if held is None else goldens_of(parse(GoldensForm, held), held)
     opened = open_store(given)
@@ -74,11 +76,11 @@ def bless(
             now=now(),
             supersedes=next((one.id for one in reversed(known) if one.cell == found.plan.cell), ""),
         )
-        opened.write_golden(made)
+        entry = made.model_dump(mode="json")
+        add_entry(file, "goldens", entry if made.supersedes else {k: v for k, v in entry.items() if k != "supersedes"})
+        opened.write_golden(made)  # not before the file holds it
     finally:
         opened.close()
-    entry = made.model_dump(mode="json")
-    add_entry(file, "goldens", entry if made.supersedes else {k: v for k, v in entry.items() if k != "supersedes"})
     if as_json:
         say_json({"golden": made.id, "file": str(file), **entry})
         return
@@ -110,6 +112,7 @@ def waive(
     made = _waiver(entry)
     if made.expires < today:
         raise SpecError(f"--expires {expires} is past: today, UTC, is {today}", "give a day to come")
+    check_out(file, "--file")
     held = read_list(file, "waivers")
     if held is not None:
         waivers_of(parse(WaiversForm, held), held)

@@ -223,7 +223,17 @@ def test_bytes_that_are_damaged_or_cut_off_are_no_export(sqlite: Store, document
     judge_sweep(sqlite, sweep_id)
     whole = exported(sqlite, sweep_id, file).read_bytes()
     middle = len(whole) // 2
-    for spoilt in (whole[:middle], whole[:middle] + bytes(9) + whole[middle + 9 :], b"PK" + whole, whole[:-1]):
+    deep = gzip.compress(b"[" * 200_000 + b"\n")  # as a first line, and as a row
+    rows = gzip.decompress(whole).splitlines(keepends=True)
+    among = gzip.compress(b"".join((*rows[:2], b"[" * 200_000 + b"\n", *rows[2:])))
+    for spoilt in (
+        deep,
+        among,
+        whole[:middle],
+        whole[:middle] + bytes(9) + whole[middle + 9 :],
+        b"PK" + whole,
+        whole[:-1],
+    ):
         file.write_bytes(spoilt)
         with pytest.raises(SpecError, match="is no whole export of a sweep"):
             sqlite.import_sweep(file)

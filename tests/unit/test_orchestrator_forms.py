@@ -62,6 +62,9 @@ def test_a_sweep_goes_from_one_store_to_another_by_a_file(
     assert "other.db is no whole export" in said(capsys, "db", "import", "other.db", *other, code=2)
     assert "one.txt: No such file" in said(capsys, "db", "import", "one.txt", *other, code=4)
     assert "folder nowhere does not exist" in said(capsys, "db", "export", sweep_id, "nowhere/a", code=2)
+    held = Path("other.db").read_bytes()
+    assert "other.db holds something that is no export" in said(capsys, "db", "export", sweep_id, "other.db", code=2)
+    assert Path("other.db").read_bytes() == held
     assert sorted(path.name for path in here.glob("*e.assay*")) == ["one.assay"]
 
 

@@ -136,6 +136,7 @@ def test_an_arm_with_a_run_that_does_not_count_cannot_be_blessed(
         (["{id}", CELL, "--reason", "x", "--arm", "third"], "has no arm 'third' (name one of: base, null, head)"),
         (["{id}", CELL, "--reason", "x", "--file", "broken.yaml"], "broken.yaml:2: unknown key 'idd'"),
         (["{id}", CELL, "--reason", "x", "--file", "other.yaml"], "holds no list of goldens"),
+        (["{id}", CELL, "--reason", "x", "--file", "nowhere/a.yaml"], "--file: folder nowhere does not exist"),
     ],
 )
 def test_what_cannot_be_blessed_is_said_with_its_remedy(
