@@ -1,0 +1,83 @@
+"""The pages of a verdict: one of the sweep, one of each cell. Each says by `Links` where it stands among the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Final
+
+from jobs.model import JudgeInput
+from reports import explain, tiles
+from reports.blocks import Section
+from reports.render.environment import page
+from reports.sections import blind, capture, headline, hygiene, identity, reviewed, stamp, time, traffic, witnesses
+from reports.view import CellView, Scope, SweepView
+from reports.wording import OUTCOMES, gloss
+
+_SECTIONS: Final = (identity, witnesses, traffic, capture, time, reviewed, hygiene, blind, stamp)
+_PAGE_CELLS: Final = 8
+_PAGE_ROWS: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where a page's links lead, each relative to that page; an empty one is not there.
+
+    `root` stands before the shared assets; `cell` gives the page of a cell by its name.
+    """
+
+    root: str = ""
+    index: str = ""
+    sweep: str = ""
+    cell: Callable[[str], str] = lambda _name: ""
+
+
+def sections_of(view: SweepView) -> Iterable[ModuleType]:
+    """The sections that a verdict has: without reviewed files there is nothing to say of them."""
+    return (module for module in _SECTIONS if module is not reviewed or view.verdict.reviewed)
+
+
+def sweep_page(view: SweepView, links: Links, style: str | None = None) -> str:
+    """The page of a sweep; `style`: the style sheet, where the page holds it."""
+    cells = view.first_cells(_PAGE_CELLS)
+    scope = Scope(cells, _PAGE_ROWS, _PAGE_ROWS, len(view.cells) - len(cells))
+    sections = [module.build(view, scope) for module in (headline, *sections_of(view))]
+    figures = tiles.of_cell(cells[0]) if scope.is_single else tiles.of_sweep(view)
+    verdict = view.verdict
+    named: dict[str, Any] = {"name": verdict.sweep, "outcome": verdict.outcome, "exit_code": verdict.exit_code}
+    return _judged("page.html.j2", view, links, style, sections=sections, tiles=figures, **named)
+
+
+def cell_page(view: SweepView, cell: CellView, doc: JudgeInput | None, links: Links) -> str:
+    """The page of a cell; with the judge's input `doc` it goes on to runs, samples, certificates, logs and tokens."""
+    scope = Scope((cell,), _PAGE_ROWS, _PAGE_ROWS)
+    fallen = headline.struck(view)
+    sections = [Section("retracted", "Retracted", (), shown=tuple(fallen))] if fallen else []
+    sections += [module.build(view, scope) for module in sections_of(view) if module is not stamp]
+    if doc is not None:
+        sections += explain.sections(view.verdict, doc, cell.name)
+    sections.append(stamp.build(view, scope))
+    named: dict[str, Any] = {"name": cell.name, "outcome": cell.source.outcome, "exit_code": cell.source.exit_code}
+    return _judged("cell.html.j2", view, links, None, sections=sections, tiles=tiles.of_cell(cell), **named)
+
+
+def _judged(template: str, view: SweepView, links: Links, style: str | None, *, outcome: str, **values: Any) -> str:
+    verdict = view.verdict
+    return page(
+        template,
+        style,
+        links=links,
+        cell_href=links.cell,
+        behind=view.cells[0].cell if len(view.cells) == 1 else "",
+        outcome=outcome,
+        tone=OUTCOMES[outcome][0],
+        gloss=gloss(outcome, verdict.gate),
+        headline=verdict.headline,
+        next_step=verdict.next_step,
+        counts=headline.counts(view),
+        sweep=verdict.sweep,
+        sweep_id=verdict.stamp.sweep_id,
+        digest=verdict.input_digest,
+        **values,
+    )
