@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
@@ -10,6 +10,7 @@ from typing import Any, Final
 from jobs.model import JudgeInput
 from reports import explain, tiles
 from reports.blocks import Section
+from reports.index import Entry, rows_of
 from reports.render.environment import page
 from reports.sections import blind, capture, headline, hygiene, identity, reviewed, stamp, time, traffic, witnesses
 from reports.view import CellView, Scope, SweepView
@@ -24,13 +25,49 @@ _PAGE_ROWS: Final = 2000
 class Links:
     """Where a page's links lead, each relative to that page; an empty one is not there.
 
-    `root` stands before the shared assets; `cell` gives the page of a cell by its name.
+    `root` stands before the shared assets; `cell` gives the page of a cell by its name, `sweeps` that of a sweep by its
+    id.
     """
 
     root: str = ""
     index: str = ""
     sweep: str = ""
     cell: Callable[[str], str] = lambda _name: ""
+    sweeps: Callable[[str], str] = lambda _id: ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The pages of an index before and after one; an empty one is not there."""
+
+    newer: str = ""
+    older: str = ""
+
+
+def index_page(
+    entries: Sequence[Entry],
+    links: Links,
+    *,
+    total: int | None = None,
+    turn: Turn | None = None,
+    template: str = "index.html.j2",
+    style: str | None = None,
+    **more: Any,
+) -> str:
+    """A page of the index of sweeps: these entries, of `total` in all.
+
+    `template` may be one that extends the index's, with `more` values of its own.
+    """
+    return page(
+        template,
+        style,
+        links=links,
+        cell_href=links.cell,
+        rows=rows_of(entries),
+        total=len(entries) if total is None else total,
+        turn=turn or Turn(),
+        **more,
+    )
 
 
 def sections_of(view: SweepView) -> Iterable[ModuleType]:
