@@ -30,7 +30,7 @@ from jobs.near_tie import Adjudication, FollowUp
 from jobs.noise import Calibration
 from jobs.over_batches import find_over_batches
 from jobs.reviewed import Golden, Waiver
-from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome, SetAside, TimeRow
+from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome, SetAside, TimeRow, about, tested_arms
 
 DIFFERS = frozenset({"VIOLATION", "SHORT", "LONG", "UNADJUDICATED", "NONDETERMINISTIC"})
 """Identity classes after which two arms no longer did the same work."""
@@ -107,7 +107,7 @@ class _Cell:
         self.base = next((arm for arm in self.arms if arm.plan.role == "base"), None)
         self.nulls = [arm for arm in self.arms if arm.plan.role == "null"]
         self.others = [arm for arm in self.arms if arm.plan.role in ("head", "variant")]
-        tested = judge_pair.tested_arms([arm.plan for arm in self.arms])
+        tested = tested_arms([arm.plan for arm in self.arms])
         self.tested = [arm for arm in self.arms if arm.plan in tested]
         self.strangers = sorted({run.arm for run in runs} - {arm.name for arm in known})
         self.notes: list[str] = []
@@ -225,7 +225,7 @@ class _Cell:
             different_work=lengths is not None or any(row.klass in DIFFERS for row in rows),
             near_tie=any(row.klass == "NEAR_TIE" for row in rows),
             unjudged=reason,
-            prefix=f"arm {arm.name}" if len(self.tested) > 1 else "",
+            prefix=about(arm.name) if len(self.tested) > 1 else "",
             capture_varies="capture" in self.manifest.varies and self._capture(base) != self._capture(arm),
         )
         settled = judge_pair.is_settled(self.manifest, self.contract, rows)

@@ -12,8 +12,8 @@ from jobs.identity import ArmStreams, Stream
 from jobs.inquiry import Inquiry
 from jobs.judge_arm import ArmEvidence
 from jobs.metrics import METRICS
-from jobs.model import ArmPlan, CellPlan, Manifest, Missing
-from jobs.verdict import IdentityRow, MetricRow, TimeRow
+from jobs.model import CellPlan, Manifest, Missing
+from jobs.verdict import IdentityRow, MetricRow, TimeRow, tested_arms
 
 ABSENT = frozenset({"new", "vanished", "not_recorded"})
 """Classes of a metric that an arm or both did not measure."""
@@ -301,11 +301,6 @@ def rows_of_time(manifest: Manifest) -> int:
     known = {arm.name: arm for arm in manifest.arms}
     tested = (tested_arms([known[name] for name in cell.arms if name in known]) for cell in manifest.cells)
     return max(1, sum(map(len, tested)) * len(compare.TIME_METRICS))
-
-
-def tested_arms(arms: Sequence[ArmPlan]) -> list[ArmPlan]:
-    """Arms whose figures are judged against base's: the heads, or the variants where there is none."""
-    return [arm for arm in arms if arm.role == "head"] or [arm for arm in arms if arm.role == "variant"]
 
 
 def _places(arm: ArmEvidence, row: IdentityRow) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from jobs.document import Document
-from jobs.model import Equation, KeyBytes, Reading, SeamRow, Stamp
+from jobs.model import ArmPlan, Equation, KeyBytes, Reading, SeamRow, Stamp
 from jobs.noise import Calibration
 from jobs.reviewed import TOKENS
 
@@ -292,6 +293,19 @@ class ArmView(Document):
     def _without_older_rows(cls, rows: Any) -> Any:
         """Verdicts of before whole rows were kept hold names with two figures each: those are left out."""
         return [row for row in rows if isinstance(row, dict | KeyBytes)]
+
+
+Arm = TypeVar("Arm", ArmPlan, ArmView)
+
+
+def tested_arms(arms: Sequence[Arm]) -> list[Arm]:
+    """Arms whose figures are judged against base's: the heads, or the variants where there is none."""
+    return [arm for arm in arms if arm.role == "head"] or [arm for arm in arms if arm.role == "variant"]
+
+
+def about(arm: str) -> str:
+    """How the note of a row begins that is of one of several arms under test."""
+    return f"arm {arm}"
 
 
 class CellVerdict(Document):

@@ -6,7 +6,17 @@ from dataclasses import dataclass
 from typing import Final
 
 from jobs.model import Missing, Reading
-from jobs.verdict import CellVerdict, IdentityRow, InvariantRow, MetricRow, TimeRow, Verdict, WitnessRow
+from jobs.verdict import (
+    CellVerdict,
+    IdentityRow,
+    InvariantRow,
+    MetricRow,
+    TimeRow,
+    Verdict,
+    WitnessRow,
+    about,
+    tested_arms,
+)
 from reports import divergence
 from reports.blocks import State
 from reports.format import change, number, show
@@ -64,6 +74,18 @@ def rank(verdict: Verdict) -> tuple[Ranked, ...]:
     return tuple(sorted(rows, key=lambda row: (row.rank, -row.size)))
 
 
+def is_of_variants(cell: CellVerdict) -> bool:
+    """Whether variants stand where a head would: what one of them lacks or moves is what it costs, as was asked."""
+    return any(arm.role == "variant" for arm in tested_arms(cell.arms))
+
+
+def _subject(cell: CellVerdict, row: MetricRow | TimeRow) -> str:
+    """The metric; of several arms under test, whose it is too."""
+    tested = tested_arms(cell.arms)
+    whose = [arm.arm for arm in tested if row.note == about(arm.arm) or row.note.startswith(f"{about(arm.arm)}; ")]
+    return f"{row.metric} of {max(whose, key=len)}" if whose and len(tested) > 1 else row.metric
+
+
 def _moved(row: MetricRow) -> bool:
     return row.klass != "same" and not (row.klass == "neutral" and row.base == row.head)
 
@@ -97,13 +119,13 @@ def _metric(cell: CellVerdict, row: MetricRow, waived: bool) -> Ranked:
     rank_ = _METRIC_RANK.get(row.klass, _NEUTRAL)
     if row.klass == "regressed" and not row.gating:
         rank_ += 1
-    if row.klass == "not_recorded" and not row.gating:
+    if not row.gating and (row.klass == "not_recorded" or (row.klass == "vanished" and is_of_variants(cell))):
         rank_ = _NEUTRAL
     return Ranked(
         rank_,
         _size(row.base, row.head),
         cell.cell,
-        row.metric,
+        _subject(cell, row),
         State(word, tone),
         show(row.base, unit),
         show(row.head, unit),
@@ -118,7 +140,7 @@ def _time(cell: CellVerdict, row: TimeRow) -> Ranked:
         _TIME_RANK[row.klass],
         _size(row.base_median, row.head_median),
         cell.cell,
-        row.metric,
+        _subject(cell, row),
         State(word, tone),
         show(row.base_median, row.unit),
         show(row.head_median, row.unit),

@@ -40,18 +40,19 @@ def of_sweep(view: SweepView) -> tuple[Tile, ...]:
 def of_cell(cell: CellView) -> tuple[Tile, ...]:
     """Tokens, streamed bytes, byte hit rate, distance to the floor and segments of head against base."""
     base = next((arm for arm in cell.traffic if arm.role == "base"), None)
-    head = next((arm for arm in cell.traffic if arm.role == "head"), None)
+    name = cell.under_test
+    head = next((arm for arm in cell.traffic if cell.head is not None and arm.arm == name), None)
     tiles = [_tokens(cell)]
     if head is not None:
         tiles += [
-            _figure("Streamed a token, head", base, head, "htod_bytes_per_token", "bytes"),
-            _figure("Byte hit rate, head", base, head, "byte_hit_rate", "ratio"),
-            _figure("Distance to the floor, head", base, head, "floor_distance_bytes", "bytes"),
+            _figure(f"Streamed a token, {name}", base, head, "htod_bytes_per_token", "bytes"),
+            _figure(f"Byte hit rate, {name}", base, head, "byte_hit_rate", "ratio"),
+            _figure(f"Distance to the floor, {name}", base, head, "floor_distance_bytes", "bytes"),
         ]
     if cell.head is not None:
         segments = reading(cell.head, "segments")
         before = None if cell.base is None else reading(cell.base, "segments")
-        tiles.append(Tile("Graph segments, head", _short(segments, "count"), _against(before, segments, "count")))
+        tiles.append(Tile(f"Graph segments, {name}", _short(segments, "count"), _against(before, segments, "count")))
     return tuple(tiles)
 
 
@@ -62,7 +63,7 @@ def _tokens(cell: CellView) -> Tile:
     worst = next((item for item in pairs if not item.is_equal), pairs[0])
     ids = max(item.row.compared for item in pairs)
     note = f"{plural(ids, 'id')} compared" + (f", {integer(len(pairs))} times" if len(pairs) > 1 else "")
-    return Tile("Tokens, head and base", worst.state.word, note, worst.state.tone)
+    return Tile(f"Tokens, {cell.under_test} and base", worst.state.word, note, worst.state.tone)
 
 
 def _figure(label: str, base: Traffic | None, head: Traffic, name: str, unit: str) -> Tile:

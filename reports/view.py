@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from jobs.verdict import ArmView, CellVerdict, Finding, Verdict
+from jobs.verdict import ArmView, CellVerdict, Finding, Verdict, tested_arms
 from reports import divergence, ranking, traffic
 from reports.blocks import Tone
 from reports.escape import slug
@@ -44,7 +45,7 @@ class CellView:
     slug: str
     tone: Tone
     base: ArmView | None
-    head: ArmView | None
+    head: ArmView | None  # the one arm under test: the head, or where there is none the only variant
     traffic: tuple[traffic.Traffic, ...]
     comparisons: tuple[divergence.Comparison, ...]
     causes: tuple[SeamCause, ...]
@@ -54,6 +55,16 @@ class CellView:
     def name(self) -> str:
         """The cell's name in the manifest."""
         return self.source.cell
+
+    @property
+    def is_of_variants(self) -> bool:
+        """Whether variants stand where a head would."""
+        return ranking.is_of_variants(self.source)
+
+    @property
+    def under_test(self) -> str:
+        """What is held against base, as a heading: the one arm's name, or that there are several."""
+        return _heading(arm.arm for arm in tested_arms(self.source.arms))
 
     @property
     def is_different_work(self) -> bool:
@@ -101,6 +112,11 @@ class SweepView:
         return tuple(sorted(self.verdict.cells, key=_severity))
 
     @cached_property
+    def under_test(self) -> str:
+        """The same of all cells."""
+        return _heading(arm.arm for cell in self.verdict.cells for arm in tested_arms(cell.arms))
+
+    @cached_property
     def of_ids(self) -> dict[tuple[str, str], list[Finding]]:
         """What was found of ids, by cell and arm."""
         return self.verdict.of_ids()
@@ -141,7 +157,7 @@ def build_cell(cell: CellVerdict) -> CellView:
         slug=slug(cell.cell),
         tone=OUTCOMES[cell.outcome][0],
         base=next((arm for arm in cell.arms if arm.role == "base"), None),
-        head=next((arm for arm in cell.arms if arm.role == "head"), None),
+        head=next(iter(tested), None) if len(tested := tested_arms(cell.arms)) == 1 else None,
         traffic=tuple(traffic.build(arm) for arm in cell.arms),
         comparisons=tuple(divergence.build(row) for row in cell.identity),
         causes=_causes(cell),
@@ -152,6 +168,11 @@ def build_cell(cell: CellVerdict) -> CellView:
 def is_simulated(arm: ArmView) -> bool:
     """Whether an arm ran on a simulated card, whose uuid says so."""
     return arm.uuid.startswith("SIM-") or arm.card.startswith("sim")
+
+
+def _heading(names: Iterable[str]) -> str:
+    different = set(names)
+    return different.pop() if len(different) == 1 else "under test" if different else "head"
 
 
 def _severity(cell: CellVerdict) -> tuple[int, int]:

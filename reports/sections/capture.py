@@ -75,6 +75,9 @@ def _state(cell: CellView) -> State:
             return _UNKNOWN
         rises += right > left
         falls += right < left
+    if before[0] and not after[0]:  # no fewer segments: none at all
+        lost = any(row.metric == "segments" and row.klass == "regressed" for row in cell.source.exact)
+        return State("lost", "bad") if lost else State("not captured", "quiet")
     if rises:
         return State("worse", "bad") if not falls else State("changed", "warn")
     if falls:
@@ -85,12 +88,13 @@ def _state(cell: CellView) -> State:
 
 def _tables(cell: CellView, scope: Scope) -> list[Block]:
     arms = cell.source.arms
-    columns = (Column("Capture"), *(Column(arm.arm, "right") for arm in arms), Column("head against base", "right"))
+    compare = () if cell.head is None else (Column(f"{cell.under_test} against base", "right"),)
+    columns = (Column("Capture"), *(Column(arm.arm, "right") for arm in arms), *compare)
     rows = tuple(
         (
             words(label),
             *(words(show(reading(arm, name), "count")) for arm in arms),
-            words(_compare(cell, name)),
+            *(words(_compare(cell, name)) for _ in compare),
         )
         for name, label in _ROWS
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from jobs.verdict import ArmView
 from reports.blocks import (
     Block,
     CellRef,
@@ -49,7 +50,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     telling = [*_findings(view, scope), *_logs(view, scope), *_rows(view, scope)]
     blocks: list[Block] = [*struck(view), *_arms(view), *_warnings(view, scope), *_side_by_side(view, scope), *telling]
     if not telling:
-        blocks.append(Paragraph(words("No finding, and no exact counter moved.")))
+        blocks.append(Paragraph(words(_nothing(view))))
     blocks += _notes(view, scope)
     folded = _folded(view, scope)
     if len(view.verdict.cells) > 1:
@@ -65,6 +66,12 @@ def counts(view: SweepView) -> Inlines:
     tallies = ", ".join(f"{integer(number)} {name}" for name, number in view.counts)
     short = f"; {plural(missing, 'cell')} absent, which is no pass" if missing else ""
     return words(f"{judged}{': ' if tallies else ''}{tallies}{short}. Exit code {verdict.exit_code}.")
+
+
+def _nothing(view: SweepView) -> str:
+    moved = len(view.ranked)
+    rest = f"; {plural(moved, 'row')} moved that cannot gate, or were meant to" if moved else ""
+    return f"No finding, and no exact counter is better or worse{rest}."
 
 
 def _findings(view: SweepView, scope: Scope) -> list[Block]:
@@ -134,13 +141,20 @@ def _arms(view: SweepView) -> list[Block]:
     arms = view.cells[0].arms
     names = sorted({name for arm in arms for name in arm.config})
     varying = [name for name in names if len({str(arm.config.get(name)) for arm in arms}) > 1]
+    shared = len({(arm.source, arm.commit) for arm in arms}) == 1
     said: list[Inline] = []
     for arm in arms:
-        settings = [Name(f"{name}={setting(arm.config.get(name))}") for name in varying]
-        said += [Text("; " if said else "Compared: "), Strong(arm.arm), Text(" is "), Name(arm.source)]
-        said += [Text(" at "), Name(revision(arm.commit))] if arm.commit else []
+        settings = [Name(f"{name}={setting(arm.config[name])}") for name in varying if name in arm.config]
+        unset = [Name(name) for name in varying if name not in arm.config]
+        said += [Text("; " if said else "Compared: "), Strong(arm.arm)]
+        said += [] if shared else [Text(" is "), *_built(arm)]
         said += [Text(" with "), *joined(settings)] if settings else []
-    return [Paragraph((*said, Text(".")))]
+        said += [Text(" and" if settings else " with"), Text(" the default of "), *joined(unset)] if unset else []
+    return [Paragraph((*said, *((Text("; each is "), *_built(arms[0])) if shared else ()), Text(".")))]
+
+
+def _built(arm: ArmView) -> Inlines:
+    return words(Name(arm.source), *((" at ", Name(revision(arm.commit))) if arm.commit else ()))
 
 
 def _side_by_side(view: SweepView, scope: Scope) -> list[Block]:
@@ -201,7 +215,7 @@ def _ranked(caption: str, telling: Sequence[Ranked], view: SweepView, scope: Sco
     shown = telling[: scope.rows]
     with_cell = len(view.verdict.cells) > 1
     head = (Column("State"), *((Column("Cell"),) if with_cell else ()), Column("Row"))
-    columns = (*head, Column("base", "right"), Column("head", "right"), Column("Change", "right"))
+    columns = (*head, Column("base", "right"), Column(view.under_test, "right"), Column("Change", "right"))
     rows = tuple(
         (
             words(row.state),

@@ -22,7 +22,7 @@ from reports.view import CellView, Scope, SweepView
 
 _WINDOWS = 3  # differences shown in full; a broken head differs in every run and generation alike
 _KINDS = {
-    "pair": "base against head",
+    "pair": "an arm against base",
     "self": "an arm against itself",
     "null": "base against base again",
     "golden": "an arm against the golden",
@@ -40,7 +40,10 @@ def build(view: SweepView, scope: Scope) -> Section:
     folded = [_listed("more difference", unequal[_WINDOWS:], scope)] if len(unequal) > _WINDOWS else []
     folded += [_listed("equal comparison", equal, scope)] if equal else []
     found = [f for cell in scope.cells for arm in cell.source.arms for f in view.of_ids.get((cell.name, arm.arm), ())]
-    summary = _summary([item for _, item in pairs], scope, "" if unequal else found[0].message if found else "")
+    if not pairs and view.verdict.gate.get("identity") == "off":
+        summary = words(State("not judged", "quiet"), ": the identity gate is off, and no token streams were compared.")
+    else:
+        summary = _summary([item for _, item in pairs], scope, "" if unequal else found[0].message if found else "")
     return Section("identity", "Token identity", summary, tuple(shown), tuple(folded))
 
 
@@ -68,7 +71,7 @@ def _summary(items: list[Comparison], scope: Scope, fault: str) -> Inlines:
     golden = f"{integer(blessed)} of an arm with the golden, " if blessed else ""
     return words(
         *state,
-        f" in all {plural(len(items), 'comparison')}{elsewhere}: {integer(len(pairs))} of base and head ({ids}), "
+        f" in all {plural(len(items), 'comparison')}{elsewhere}: {integer(len(pairs))} of an arm with base ({ids}), "
         f"{golden}{integer(len(items) - len(pairs) - blessed)} of an arm with itself or of base with base again.",
     )
 

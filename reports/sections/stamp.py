@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from jobs.model import Stamp
-from jobs.verdict import ArmView
+from jobs.verdict import ArmView, tested_arms
 from reports.blocks import Details, Inlines, KeyValue, Name, Section, Verbatim, joined, words
-from reports.format import integer
+from reports.format import integer, revision
 from reports.view import Scope, SweepView
 
 _RUNS_SHOWN = 12
@@ -39,12 +39,13 @@ def build(view: SweepView, scope: Scope) -> Section:
         ("runs", _runs(view)),
     ]
     summary = words(
-        "head ",
-        Name(stamp.head_source or _source(arms, "head")),
+        f"{view.under_test} ",
+        *_made_from(arms, "head", stamp.head_source),
         " against base ",
-        Name(stamp.base_source or _source(arms, "base")),
+        *_made_from(arms, "base", stamp.base_source),
         ", sweep ",
         Name(stamp.sweep_id),
+        *_rates(view, scope),
     )
     blocks = (KeyValue(tuple(pairs)), Verbatim(commands(view, scope), "commands"))
     fold = Details(words("Stamp: revisions, digests, runs, and the commands that lead back to them"), blocks, open=True)
@@ -82,9 +83,21 @@ def _origin(arm: ArmView) -> Inlines:
     return (Name(arm.source), *commit, *digest)
 
 
-def _source(arms: dict[str, ArmView], role: str) -> str:
-    """What was built for a role, from the arms shown; the stamp may leave it out."""
-    return next((arm.commit or arm.source for arm in arms.values() if arm.role == role), "unknown")
+def _made_from(arms: dict[str, ArmView], role: str, source: str) -> Inlines:
+    """What was built for base or for what is held against it, and at which commit where the arms shown agree on one."""
+    known = list(arms.values())
+    mine = tested_arms(known) if role == "head" else [arm for arm in known if arm.role == role]
+    commits = {arm.commit for arm in mine}
+    name = source or (mine[0].source if mine else "unknown")
+    commit = commits.pop() if len(commits) == 1 else None
+    return words(Name(name), *((" at ", Name(revision(commit))) if commit and commit not in name else ()))
+
+
+def _rates(view: SweepView, scope: Scope) -> Inlines:
+    """How often a finding is false, where a time was measured; an exact counter repeats, or says that it does not."""
+    share = view.verdict.time_false_alarms
+    timed = any(row.klass != "NOT_MEASURED" for cell in scope.cells for row in cell.source.time)
+    return () if share is None or not timed else words(f"; false alarms in time: {100 * share:.2g} % of sweeps at most")
 
 
 def _runs(view: SweepView) -> Inlines:

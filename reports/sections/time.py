@@ -26,10 +26,11 @@ def build(view: SweepView, scope: Scope) -> Section:
     """Confirmed changes are shown; the rest is folded."""
     rows = [(cell, row) for cell in scope.cells for row in cell.source.time]
     telling = [pair for pair in rows if pair[1].klass in {"WORSE", "BETTER"}]
-    simulated = any(cell.simulated for cell in scope.cells)
+    timed = any(row.klass != "NOT_MEASURED" for _, row in rows)
+    simulated = timed and any(cell.simulated for cell in scope.cells)
     shown: list[Block] = [Paragraph(words(SIMULATED), "warn")] if simulated else []
     folded: list[Details] = []
-    table = _table(rows, scope) if rows else None
+    table = _table(rows, view.under_test, scope) if rows else None
     noise = _noise(rows, scope)
     if table is not None and telling and not simulated:
         shown += [Paragraph(words(RATIOS)), table]
@@ -37,33 +38,49 @@ def build(view: SweepView, scope: Scope) -> Section:
         folded.append(Details(words(f"{plural(len(rows), 'time row')}"), (Paragraph(words(RATIOS)), table)))
     folded += [noise] if noise is not None else []
     action = view.verdict.gate.get("time", "advise")
-    return Section("time", "Time", _summary(rows, simulated, action), tuple(shown), tuple(folded))
+    return Section("time", "Time", _summary(rows, simulated, timed, action), tuple(shown), tuple(folded))
 
 
-def _summary(rows: list[tuple[CellView, TimeRow]], simulated: bool, action: str) -> Inlines:
+def _summary(rows: list[tuple[CellView, TimeRow]], simulated: bool, timed: bool, action: str) -> Inlines:
     if not rows:
         return words(State("not measured", "quiet"), ": no time was compared.")
+    role = "may block the gate" if action == "block" else "advises and never blocks" if action == "advise" else "is off"
+    if not timed:
+        reasons = dict.fromkeys(value.missing for _, row in rows if isinstance(value := row.base_median, Missing))
+        why = "; ".join(reasons) or "no run was timed"
+        return words(State("not measured", "quiet"), f": {why}; in this sweep time {role}.")
     tally: dict[str, int] = {}
     for _, row in rows:
         word = TIMES[row.klass][0]
         tally[word] = tally.get(word, 0) + 1
     text = ", ".join(f"{count} {word}" for word, count in tally.items())
-    role = "may block the gate" if action == "block" else "advises and never blocks" if action == "advise" else "is off"
     state = State("not evidence", "warn") if simulated else State("advice" if action != "block" else "gates", "quiet")
     known = sum(row.calibrated is not None for _, row in rows)
     noise = f"; of {plural(known, 'row')} the noise is calibrated" if known else ""
-    return words(state, f": {text}; in this sweep time {role}{noise}.")
+    return words(state, f": {text}; in this sweep time {role}{noise}.{_figure(rows)}")
 
 
-def _table(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Table:
+def _figure(rows: list[tuple[CellView, TimeRow]]) -> str:
+    """The time of a decode step in one sentence, where one cell alone has it."""
+    decode = [row for _, row in rows if row.metric == "decode_ms_per_token"]
+    if len(decode) != 1 or isinstance(decode[0].ratio, Missing):
+        return ""
+    row = decode[0]
+    least = row.smallest_detectable
+    found = "" if isinstance(least, Missing) else f", and {show(least, 'ratio')} is the least that would have shown"
+    within = "" if isinstance(row.low, Missing) else f", interval {_interval(row)}"
+    return f" A token takes {show(row.ratio, 'x')} of base's time{within}{found}."
+
+
+def _table(rows: list[tuple[CellView, TimeRow]], tested: str, scope: Scope) -> Table:
     shown = rows[: scope.deep or scope.rows]
     with_cell = not scope.is_single
     columns = (
         *((Column("Cell"),) if with_cell else ()),
         Column("Metric"),
         Column("base, median run", "right"),
-        Column("head, median run", "right"),
-        Column("head / base, mean of blocks", "right"),
+        Column(f"{tested}, median run", "right"),
+        Column(f"{tested} / base, mean of blocks", "right"),
         Column("Interval", "right"),
         Column("null / base, mean of blocks", "right"),
         Column("Smallest detectable", "right"),

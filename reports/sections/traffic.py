@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jobs.model import Missing
-from jobs.verdict import MetricRow
 from reports.blocks import (
     Bar,
     Bars,
@@ -22,7 +21,19 @@ from reports.blocks import (
     Table,
     words,
 )
-from reports.format import UNIT_NOTE, Value, bytes_binary, bytes_decimal, change, exact, integer, percent, plural, show
+from reports.format import (
+    UNIT_NOTE,
+    Value,
+    bytes_binary,
+    bytes_decimal,
+    change,
+    exact,
+    integer,
+    is_bytes,
+    percent,
+    plural,
+    show,
+)
 from reports.traffic import METRICS, PARTS, Part, Traffic, shown_unit
 from reports.view import CellView, Scope, SweepView
 from reports.wording import METRICS as CLASSES
@@ -53,9 +64,14 @@ def build(view: SweepView, scope: Scope) -> Section:
         shown.append(Paragraph(words(DIFFERENT_WORK), "warn"))
     if scope.is_single:
         cell = scope.cells[0]
-        if cell.traffic:
-            shown += [_figures(cell), *_over_floor(cell), *_attribution(cell), *_bars(cell)]
-            folded += _folds(cell, scope)
+        figures = [_figures(cell), *_over_floor(cell), *_attribution(cell), *_bars(cell)] if cell.traffic else []
+        if cell.traffic and _is_resident(cell):
+            folded.append(
+                Details(words("Figures by arm, all of weights that stay in memory"), tuple(figures), open=True)
+            )
+        else:
+            shown += figures
+        folded += _folds(cell, scope) if cell.traffic else []
     else:
         shown.append(_overview(scope))
         for cell in scope.cells:
@@ -67,14 +83,25 @@ def build(view: SweepView, scope: Scope) -> Section:
 def _summary(scope: Scope) -> Inlines:
     if not any(cell.source.exact for cell in scope.cells):
         return words(State("unknown", "warn"), ": no exact metric was compared.")
-    worse = _worse(scope)
-    better = sum(row.klass == "improved" for cell in scope.cells for row in cell.source.exact)
-    state = State("worse", "bad") if worse else State("better", "good") if better else State("no worse", "quiet")
-    return words(state, f": {plural(worse, 'exact metric')} worse or unsteady, {integer(better)} better. {UNIT_NOTE}.")
+    rows = [row for cell in scope.cells for row in cell.source.exact]
+    unsteady = [row for row in rows if row.klass in {"regressed", "varies", "vanished"}]
+    worse = sum(row.gating for row in unsteady)
+    better = sum(row.klass == "improved" for row in rows)
+    gain = any(row.klass == "improved" and is_bytes(row.unit) for row in rows)
+    state = State("worse", "bad") if worse else State("better", "good") if gain else State("no worse", "quiet")
+    said = f": {plural(worse, 'exact metric')} worse or unsteady, {integer(better)} better"
+    if loose := len(unsteady) - worse:
+        said += f"; {integer(loose)} that cannot gate unsteady or no longer recorded"
+    if all(_is_resident(cell) for cell in scope.cells):
+        said += "; nothing crossed the link in any arm"
+    if all(cell.is_of_variants for cell in scope.cells):
+        said += "; no head here, so what differs is what a variant costs"
+    return words(state, f"{said}. {UNIT_NOTE}.")
 
 
-def _worse(scope: Scope) -> int:
-    return sum(row.klass in {"regressed", "varies", "vanished"} for cell in scope.cells for row in cell.source.exact)
+def _is_resident(cell: CellView) -> bool:
+    """Whether no arm of a cell streamed a byte, so that there is nothing unusual to show of its bytes."""
+    return bool(cell.traffic) and all(arm.link_bytes_per_token == 0 for arm in cell.traffic)
 
 
 def _overview(scope: Scope) -> Table:
@@ -102,9 +129,9 @@ def _figures(cell: CellView) -> Table:
     titles = [arm.arm if arm.arm == arm.role else f"{arm.arm} ({arm.role})" for arm in cell.traffic]
     columns = (Column("Figure"), *(Column(title, "right") for title in titles))
     if compare:
-        columns = (*columns, Column("head against base", "right"))
+        columns = (*columns, Column(f"{cell.under_test} against base", "right"))
     base = next((arm for arm in cell.traffic if arm.role == "base"), None)
-    head = next((arm for arm in cell.traffic if arm.role == "head"), None)
+    head = next((arm for arm in cell.traffic if cell.head is not None and arm.arm == cell.head.arm), None)
     rows = []
     for name, label, unit in METRICS:
         cells = [words(label), *(words(show(arm.figures[name], unit)) for arm in cell.traffic)]
@@ -216,7 +243,7 @@ def _folds(cell: CellView, scope: Scope) -> list[Details]:
     if keys:
         folds.append(Details(words("Heaviest streamed keys"), tuple(_keys(arm, scope) for arm in keys)))
     if cell.source.exact:
-        table = _counters(cell.source.exact, scope)
+        table = _counters(cell, scope)
         folds.append(Details(words(f"All {plural(len(cell.source.exact), 'exact metric')}"), (table,)))
     return folds
 
@@ -269,14 +296,14 @@ def _keys(arm: Traffic, scope: Scope) -> Table:
     return Table(f"Heaviest streamed keys of {arm.arm}", columns, rows, more=len(arm.keys) - len(shown))
 
 
-def _counters(rows: tuple[MetricRow, ...], scope: Scope) -> Table:
+def _counters(cell: CellView, scope: Scope) -> Table:
     order = {"regressed": 0, "varies": 1, "vanished": 1, "not_recorded": 1, "declared": 2, "new": 2, "improved": 3}
-    ranked = sorted(rows, key=lambda row: 5 if row.base == row.head else order.get(row.klass, 4))
+    ranked = sorted(cell.source.exact, key=lambda row: 5 if row.base == row.head else order.get(row.klass, 4))
     shown = ranked[: scope.deep]
     columns = (
         Column("Metric"),
         Column("base", "right"),
-        Column("head", "right"),
+        Column(cell.under_test, "right"),
         Column("Change", "right"),
         Column("State", prose=True),
     )

@@ -204,8 +204,8 @@ def test_seams_are_counted_by_cause_for_each_arm() -> None:
     [
         ({}, "unchanged: base 1 segment"),
         ({"seams": 5, "segments": 6}, "worse: base 1 segment"),
-        ({"segments": 0}, "better: base 1 segment"),
-        ({"segments": 0, "seams": 2}, "changed: base 1 segment"),
+        ({"segments": 0}, "not captured: base 1 segment"),
+        ({"segments": 0, "seams": 2}, "not captured: base 1 segment"),
         ({"seams": Missing(missing="not recorded")}, "unknown: base 1 segment"),
     ],
 )
@@ -213,6 +213,14 @@ def test_capture_is_judged_by_what_must_not_rise(changes: dict[str, int | Missin
     sides = samples.arms()
     sides[2].values.update(changes)
     assert state in markdown(render(samples.verdict(cells=(samples.cell(arms=sides),)), "comment")).text
+
+
+def test_capture_that_is_lost_is_no_better_capture() -> None:
+    sides = samples.arms()
+    sides[2].values["segments"] = 0
+    lost = samples.metric("segments", "count", 1, 0, "regressed", note="capture is lost")
+    cell = samples.cell(arms=sides, exact=(lost,))
+    assert "lost: base 1 segment" in markdown(render(samples.verdict(cells=(cell,)), "comment")).text
 
 
 def test_a_head_that_falls_back_as_base_does_is_still_said_to_fall_back() -> None:
