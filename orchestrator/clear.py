@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from jobs.timeline import clock_events
 from orchestrator.cards import CardProcess, CardSnapshot
 
 GIB = 1 << 30
@@ -16,20 +17,6 @@ GIB = 1 << 30
 Clearness = Literal["clear", "contended", "throttled", "unknown"]
 Grade = Literal["pids", "memory", "scripted", "none"]
 Moment = Literal["before", "during", "after"]
-
-THROTTLE_NAMES: dict[int, str] = {
-    0x1: "idle",
-    0x2: "application clocks",
-    0x4: "power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "power brake",
-    0x100: "display clocks",
-    0x200: "user-defined clocks",
-}
-"""NVML's clock event bits. Idle, set clocks and the power cap are the card at work as ordered; the rest slow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +95,6 @@ def worst(verdicts: list[ClearVerdict]) -> ClearVerdict:
         tuple(dict.fromkeys(reason for v in verdicts for reason in v.reasons)),
         any(v.fault for v in verdicts),
     )
-
-
-def throttle_words(bits: int) -> str:
-    """NVML's clock event bitmask in words."""
-    known = [name for bit, name in THROTTLE_NAMES.items() if bits & bit]
-    rest = bits & ~sum(THROTTLE_NAMES)
-    return ", ".join([*known, *([f"bits 0x{rest:x}"] if rest else [])])
 
 
 def _unknown(snapshot: CardSnapshot, moment: Moment) -> list[str]:
@@ -196,7 +176,7 @@ def _hidden(process: CardProcess, visible: frozenset[int] | None) -> bool:
 
 def _throttled(snapshot: CardSnapshot, policy: ClearPolicy) -> list[str]:
     slowing = (snapshot.throttle_bits or 0) & policy.slowing_bits
-    return [f"clocks slowed: {throttle_words(slowing)}"] if slowing else []
+    return [f"clocks slowed: {clock_events(slowing)}"] if slowing else []
 
 
 def _grade(snapshot: CardSnapshot, policy: ClearPolicy, visible: frozenset[int] | None) -> Grade:

@@ -1,7 +1,7 @@
 """Watching a card while a run is on it: a thread that samples, and what the samples say.
 
-Intrusions and slowed clocks become intervals in seconds since the watch began; numbers become min, max and median. The
-sampler asks NVML only, makes no CUDA context, and costs the watched process nothing.
+Intrusions and slowed clocks become intervals in seconds since the watch began; numbers become min, max and median, and
+few points along the run. The sampler asks NVML only, makes no CUDA context, and costs the watched process nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from jobs import timeline
 from jobs.model import Interval
 from orchestrator.cards import CardProbe, CardSnapshot, ProbeError
 from orchestrator.clear import ClearPolicy, ClearVerdict, judge, worst
@@ -27,12 +28,16 @@ _NUMBERS = (
     "used_bytes",
     "pcie_generation",
     "pcie_width",
+    "throttle_bits",
 )
 
 
 @dataclass(frozen=True, slots=True)
 class WatchReport:
-    """What a watch saw; `during` holds {field: {min, max, median}} of known values, throttle bits, unknown counts."""
+    """What a watch saw; `during` holds {field: {min, max, median}} of known values, throttle bits, unknown counts.
+
+    `during["timeline"]` is a `jobs.timeline.Timeline`.
+    """
 
     verdict: ClearVerdict | None
     samples: int
@@ -58,9 +63,10 @@ class WatchBook:
     policy: ClearPolicy
     simulated: bool = False
     samples: int = 0
-    bits: int = 0
-    series: dict[str, list[int]] = field(default_factory=dict)
-    unknown: dict[str, int] = field(default_factory=dict)
+    times_ms: list[int] = field(default_factory=list)
+    series: dict[str, list[timeline.Reading]] = field(default_factory=lambda: {name: [] for name in _NUMBERS})
+    warm_up_ms: timeline.Span | None = None
+    timed_ms: timeline.Span | None = None
     verdicts: list[ClearVerdict] = field(default_factory=list)
     stretches: dict[str, _Open] = field(default_factory=dict)
     closed: list[Interval] = field(default_factory=list)
@@ -69,17 +75,25 @@ class WatchBook:
     def add(self, now_s: float, snapshot: CardSnapshot, ours: frozenset[int], visible: frozenset[int] | None) -> None:
         """Take one sample at `now_s` seconds."""
         self.samples += 1
-        for name in _NUMBERS:
+        self.times_ms.append(round(1000 * now_s))
+        for name, values in self.series.items():
             value = getattr(snapshot, name)
-            if value is None:
-                self.unknown[name] = self.unknown.get(name, 0) + 1
-            else:
-                self.series.setdefault(name, []).append(int(value))
-        self.bits |= snapshot.throttle_bits or 0
+            values.append(None if value is None else int(value))
         mine = self._with_adopted(snapshot, ours, visible)
         verdict = judge(snapshot, self.policy, "during", ours=mine, visible=visible, simulated=self.simulated)
         self._remember(verdict)
         self._stretch(now_s, snapshot, mine, verdict)
+
+    def hear(self, now_s: float, line: Mapping[str, Any]) -> None:
+        """Take a line of the run's own, which tells when it generated: the spans of all generations, as one."""
+        found = timeline.generation_span(line, round(1000 * now_s))
+        if found is None:
+            return
+        is_warm_up, (start_ms, end_ms) = found
+        if is_warm_up:
+            self.warm_up_ms = ((self.warm_up_ms or (start_ms,))[0], end_ms)
+        else:
+            self.timed_ms = ((self.timed_ms or (start_ms,))[0], end_ms)
 
     def fail(self, reason: str) -> None:
         """Note that a stretch of the run was not seen: whatever the samples say, the card is not known to be clear."""
@@ -88,10 +102,14 @@ class WatchBook:
 
     def report(self) -> WatchReport:
         """The account so far."""
-        during: dict[str, Any] = {name: _spread(values) for name, values in self.series.items()}
-        during["throttle_bits"] = self.bits
-        if self.unknown:
-            during["unknown_samples"] = dict(self.unknown)
+        series = {name: values for name, values in self.series.items() if name != "throttle_bits"}
+        known = {name: [value for value in values if value is not None] for name, values in series.items()}
+        during: dict[str, Any] = {name: _spread(values) for name, values in known.items() if values}
+        during["throttle_bits"] = timeline.any_bits(bits for bits in self.series["throttle_bits"] if bits)
+        if unknown := {name: lost for name, values in series.items() if (lost := values.count(None))}:
+            during["unknown_samples"] = unknown
+        if along := timeline.build(self.times_ms, self.series, self.warm_up_ms, self.timed_ms):
+            during[timeline.FIELD] = along.model_dump(mode="json")
         if self.adopted is not None:
             during["adopted_pid"] = self.adopted
         still = [Interval(start_s=o.start_s, end_s=o.end_s, what=w, pid=o.pid) for w, o in self.stretches.items()]
@@ -155,6 +173,10 @@ class CardWatch:
         """Begin; the first sample is taken at once."""
         self._start_s = self._clock()
         self._thread.start()
+
+    def hear(self, line: Mapping[str, Any]) -> None:
+        """Take a line of the run's own, as it comes."""
+        self._book.hear(self._clock() - self._start_s, line)
 
     def stop(self) -> WatchReport:
         """End and give the account. Also safe when a probe hangs: the thread is then left behind as a daemon.

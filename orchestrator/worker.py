@@ -158,7 +158,8 @@ class GpuWorker:
         try:
             with self._scratch() as scratch:
                 adapter = self.adapters[order.arm.adapter]
-                result = adapter.run(order, RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned))
+                place = RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned, watch.hear)
+                result = adapter.run(order, place)
         finally:
             report = watch.stop()
         host = meter.read()

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from jobs.timeline import clock_events
 from orchestrator.cards import CardProcess, CardSnapshot
-from orchestrator.clear import GIB, ClearPolicy, ClearVerdict, judge, throttle_words, worst
+from orchestrator.clear import GIB, ClearPolicy, ClearVerdict, judge, worst
 from orchestrator.scripted import ScriptedProbe
 
 POLICY = ClearPolicy()
@@ -126,7 +127,7 @@ def test_clock_events_that_slow_the_card_are_told_from_those_that_do_not(bits: i
 
 
 def test_throttle_bits_in_words_keep_unknown_bits() -> None:
-    assert throttle_words(0x8 | 0x4000) == "hardware slowdown, bits 0x4000"
+    assert clock_events(0x8 | 0x4000) == "hardware slowdown, bits 0x4000"
 
 
 def test_several_moments_are_as_good_as_their_worst() -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from dataclasses import replace
 
+from jobs import timeline
 from orchestrator.cards import CardProcess, CardSnapshot
 from orchestrator.clear import ClearPolicy
 from orchestrator.scripted import ScriptedProbe
@@ -54,6 +55,21 @@ def test_slowed_clocks_are_an_interval_and_a_verdict() -> None:
     assert report.verdict.verdict == "throttled"
     assert [i.start_s for i in report.intervals] == [0.2]
     assert report.during["throttle_bits"] == 0x40
+
+
+def test_samples_are_told_along_the_run_with_the_regions_that_the_engine_timed() -> None:
+    book = WatchBook(ClearPolicy())
+    for now_s, clock, bits in [(0.0, 1980, 0), (0.2, 345, 0x40), (0.4, None, 0)]:
+        book.add(now_s, replace(IDLE, sm_clock_mhz=clock, throttle_bits=bits), MINE, None)
+    for now_s, warmup in [(0.1, True), (0.25, False), (0.35, False)]:
+        book.hear(now_s, {"type": "generation", "warmup": warmup, "prefill_ns": 30_000_000, "step_ns": [20_000_000]})
+    book.hear(0.4, {"type": "result"})
+    along = timeline.read(book.report().during)
+    assert along is not None
+    assert (along.at_ms, along.end_ms, along.samples_a_point) == ((0, 200, 400), 400, 1)
+    assert along.series["sm_clock_mhz"] == (1980, 345, None)
+    assert along.series["throttle_bits"] == (0, 0x40, 0)
+    assert (along.warm_up_ms, along.timed_ms) == ((50, 100), (200, 350))
 
 
 def test_the_one_hidden_pid_that_appears_is_taken_for_the_run_and_a_second_is_not() -> None:

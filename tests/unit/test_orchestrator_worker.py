@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from jobs import timeline
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
 from jobs.adapters.native import NativeAdapter
 from jobs.model import ArmPlan, CellPlan, RunRecord, RunSettings
@@ -81,6 +82,10 @@ def test_a_run_comes_back_certified_and_spooled_until_acknowledged(bench: Bench)
     assert (certificate.verdict, certificate.grade, certificate.uuid) == ("clear", "scripted", CARD.uuid)
     assert certificate.samples >= 3
     assert certificate.during["sm_clock_mhz"] == {"min": 1980, "max": 1980, "median": 1980}
+    along = timeline.read(certificate.during)
+    assert along is not None
+    assert along.timed_ms is not None, "the generations that the child told of"
+    assert 0 <= along.timed_ms[0] <= along.timed_ms[1] <= along.end_ms + 1_000
     assert certificate.after["host"]["cpu_s"] > 0
     assert bench.spool.left_over("swp_1") == (outcome,)
     bench.worker.acknowledge("swp_1", "att_1")
