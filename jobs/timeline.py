@@ -61,7 +61,10 @@ CLOCK_EVENTS: Final[Mapping[int, str]] = MappingProxyType(
         0x200: "user-defined clocks",
     }
 )
-"""NVML's clock event bits. Idle, set clocks and the power cap are the card at work as ordered; the rest slow it."""
+"""NVML's clock event bits."""
+
+SLOWING: Final = 0x8 | 0x20 | 0x40 | 0x80
+"""Events that slow a card; idle, set clocks and the power cap are a card at work as ordered."""
 
 
 class Timeline(Document):
@@ -123,10 +126,14 @@ def generation_span(line: Mapping[str, Any], now_ms: int) -> tuple[bool, Span] |
     """
     if line.get("type") != "generation":
         return None
-    prefill, steps = line.get("prefill_ns"), line.get("step_ns")
-    if not isinstance(steps, list) or not all(type(one) is int and one >= 0 for one in (prefill, *steps)):
+    steps = line.get("step_ns")
+    if not isinstance(steps, list):
         return None
-    lasted_ms = (prefill + sum(steps)) // 1_000_000
+    told = [line.get("prefill_ns"), *steps]
+    times = [one for one in told if type(one) is int and one >= 0]
+    if len(times) < len(told):
+        return None
+    lasted_ms = sum(times) // 1_000_000
     return line.get("warmup") is True, (max(0, now_ms - lasted_ms), now_ms)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jobs.timeline import clock_events
+from jobs.timeline import SLOWING, clock_events
 from orchestrator.cards import CardProcess, CardSnapshot
 
 GIB = 1 << 30
@@ -30,7 +30,7 @@ class ClearPolicy:
 
     used_floor_bytes: int = GIB
     busy_percent: int = 10
-    slowing_bits: int = 0x8 | 0x20 | 0x40 | 0x80
+    slowing_bits: int = SLOWING
     max_ecc_uncorrected: int = 0
 
 

@@ -131,20 +131,27 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One labelled bar."""
+    """One labelled bar. `lines` are samples in order, in thousandths of both sides, cut where nothing is known."""
 
     label: str
     slices: tuple[Slice, ...]
     reading: str = ""
+    lines: tuple[tuple[tuple[int, int], ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A picture of parts: groups of bars on one scale, with a legend of (kind, words)."""
+    """A picture of parts: groups of bars on one scale, with a legend of (kind, words).
+
+    `bands` stand behind every bar, `ends` are words at the two ends of the scale, and `wide` labels are long.
+    """
 
     title: str
     groups: tuple[tuple[str, tuple[Bar, ...]], ...]
     legend: tuple[tuple[str, str], ...]
+    bands: tuple[Slice, ...] = ()
+    ends: tuple[str, str] | None = None
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,17 +163,23 @@ def _bars(item: Bars) -> str:
     labels = max((_columns(visible(bar.label)) for _, bars in item.groups for bar in bars), default=0)
     for title, bars in item.groups:
         lines += [f"  {visible(title)}"] if title else []
-        lines += [f"  {_pad(visible(bar.label), labels)} |{_drawn(bar)}| {visible(bar.reading)}" for bar in bars]
+        lines += [f"  {_pad(visible(bar.label), labels)} {_drawn(bar)}{visible(bar.reading)}" for bar in bars]
+    if item.ends:
+        lines.append(f"  from left to right: {item.ends[0]} to {item.ends[1]}")
     lines.append("  " + "   ".join(f"{_SHADES.get(kind, '#')} {text}" for kind, text in item.legend))
     return "\n".join(lines)
 
 
 def _drawn(bar: Bar) -> str:
+    """The bar between strokes; of lines, and of a bar without parts, nothing."""
+    if not bar.slices:
+        return ""
     drawn = ""
     for item in bar.slices:
+        drawn = drawn.ljust(round(item.start * _BAR_WIDTH / 1000))
         end = round((item.start + item.width) * _BAR_WIDTH / 1000)
         drawn += _SHADES.get(item.kind, "#") * (end - len(drawn))
-    return drawn.ljust(_BAR_WIDTH)
+    return f"|{drawn.ljust(_BAR_WIDTH)}| "
 
 
 def _columns(text: str) -> int:

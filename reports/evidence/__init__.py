@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jobs.model import CellInput, JudgeInput
 from reports.blocks import Section
-from reports.evidence import keys, readings, runs, surroundings, tokens
+from reports.evidence import keys, readings, runs, surroundings, timeline, tokens
 from reports.units import unit_of
 
 
@@ -21,6 +21,7 @@ def sections(doc: JudgeInput, cell: CellInput, metric: str | None) -> tuple[Sect
         readings.samples(measured),
         tokens.build(measured),
         surroundings.certificates(measured),
+        timeline.build(measured),
         surroundings.hosts(measured),
         surroundings.logs(measured),
         runs.reruns(doc, cell),

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
+from jobs import timeline
 from jobs.model import Certificate, RunRecord
 from reports.blocks import (
     Block,
@@ -103,7 +104,8 @@ def _certificate_row(name: str, proof: Certificate | None) -> tuple[Inlines, ...
 
 
 def _probes(proof: Certificate) -> KeyValue:
-    facts = (("before", proof.before), ("during", proof.during), ("after", proof.after))
+    during = {name: value for name, value in proof.during.items() if name != timeline.FIELD}  # has a picture
+    facts = (("before", proof.before), ("during", during), ("after", proof.after))
     spans = tuple(
         (
             f"{number(item.start_s)} s to {number(item.end_s)} s",

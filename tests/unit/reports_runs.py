@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jobs import timeline
 from jobs.model import (
     ArmPlan,
     AttemptFact,
@@ -9,6 +10,7 @@ from jobs.model import (
     CellPlan,
     Certificate,
     Generation,
+    Interval,
     JudgeInput,
     KeyBytes,
     Manifest,
@@ -16,6 +18,7 @@ from jobs.model import (
     RunRecord,
     RunSettings,
 )
+from jobs.timeline import Timeline
 from tests.unit.reports_samples import CELL, IDS, STABLE, WEIGHTS, stamp
 
 
@@ -40,6 +43,25 @@ def judge_input(log: str = "engine: loaded 211 keys\n", word: str = CELL) -> Jud
     manifest = Manifest(name="smollm2-residency", arms=plans, cells=(plan,))
     return JudgeInput(
         manifest=manifest, manifest_digest=manifest.digest(), cells=(CellInput(plan=plan, runs=runs),), stamp=stamp()
+    )
+
+
+def along(place: int) -> Timeline:
+    """Sixteen samples of a card in 3 s: run 1 slowed from 1.0 s to 1.2 s, and of its memory one sample was not told."""
+    slowed = place == 1
+    return Timeline(
+        at_ms=tuple(range(0, 3_200, 200)),
+        end_ms=3_000,
+        samples_a_point=1,
+        series={
+            "sm_clock_mhz": (*([1_980] * 5), *([345] * 2 if slowed else [1_980] * 2), *([1_980] * 9)),
+            "memory_clock_mhz": (3_201,) * 16,
+            "used_bytes": (0, *([4 << 30] * 7), None if slowed else 4 << 30, *([6 << 30] * 7)),
+            "utilisation_percent": (0, 0, 55, *([98] * 12), 0),
+            "throttle_bits": (1, 1, *([0] * 3), *([0x44] * 2 if slowed else [0] * 2), *([0] * 9)),
+        },
+        warm_up_ms=(500, 900),
+        timed_ms=(900, 2_700),
     )
 
 
@@ -91,6 +113,8 @@ def _run(place: int, name: str, log: str) -> RunFact:
             before={"used_bytes": 0},
             after={"used_bytes": 0},
             samples=4,
+            during={"throttle_bits": 0, timeline.FIELD: along(place).model_dump(mode="json")},
+            intervals=(Interval(start_s=2.5, end_s=4.0, what="process 4242", pid=4242),) if place == 2 else (),
         ),
         peak_rss_bytes=812_000_000,
         started_at=f"2026-11-29T10:0{place}:00Z",

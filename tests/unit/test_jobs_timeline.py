@@ -1,4 +1,4 @@
-"""Samples of a card along a run as few points: extremes stay, the timed region is the engine's, damage is absence."""
+"""Samples of a card along a run as few points: extremes stay, the engine times its own region, damage is absence."""
 
 from __future__ import annotations
 
