@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from jobs import outcomes, wording
 from jobs.model import Gate, GateAction
+from jobs.redact import redact
 from jobs.reviewed import Waiver
 from jobs.verdict import Finding, Outcome
 
@@ -48,12 +49,12 @@ class Docket:
             outcome=outcome,
             cell=self.cell,
             arm=arm,
-            message=message,
+            message=redact(message),
             remedy=remedy or wording.REMEDY[outcome],
             exit_code=0 if note else outcomes.exit_for(outcome, action, of_base=of_base),
             gate=gate,
             run_ids=tuple(dict.fromkeys(run_ids)),
-            log=log,
+            log=redact(log),
             share=share,
             metric=metric,
         )

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 from jobs.document import Document
 from jobs.metrics import CLOCKED
 from jobs.model import Missing, Reading
+from jobs.redact import redacted
 
 FEWEST_TIMES = 8
 """Points of a timed series below which no change is sought: with fewer, noise alone shows too many."""
@@ -89,8 +90,8 @@ class History(Document):
     note: str = ""
 
     def written(self) -> dict[str, Any]:
-        """As JSON holds it."""
-        body = self.model_dump(mode="json")
+        """As JSON holds it, no secret of an arm's environment in it."""
+        body = redacted(self.model_dump(mode="json"))
         return {"schema": body.pop("schema_"), **body}
 
 

@@ -11,6 +11,7 @@ from jobs.identity import ArmStreams, streams_of
 from jobs.metrics import CLOCKED, NOT_RECORDED, is_finite, readings, same_work
 from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Reading, RunFact, RunRecord, as_read
 from jobs.natural import natural
+from jobs.redact import redact
 from jobs.verdict import ArmView, InvariantRow, SetAside, WitnessRow
 
 Card = tuple[str, ...]
@@ -120,7 +121,7 @@ def set_aside(cell: str, evidence: ArmEvidence) -> list[SetAside]:
         if run.record is not None and run.state == "complete" and end.kind != "measured":
             rows.append((run.run_id, run.record.attempt_id, end.word, end.detail))
     return [
-        SetAside(cell=cell, arm=evidence.name, run_id=run, attempt_id=attempt, state=state, reason=reason)
+        SetAside(cell=cell, arm=evidence.name, run_id=run, attempt_id=attempt, state=state, reason=redact(reason))
         for run, attempt, state, reason in dict.fromkeys(rows)
     ]
 

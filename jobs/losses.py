@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from jobs import checks
 from jobs.judge_arm import ArmEvidence
+from jobs.redact import redact
 from jobs.verdict import CellVerdict, LossRow
 
 
@@ -30,7 +31,7 @@ def unsteady(arm: ArmEvidence) -> str:
     if not ends:
         return ""
     count = f"{len(ends)} attempt{'s' * (len(ends) > 1)} of {arm.name}"
-    return f"{count} ended by its own doing where another at the same run did not: {ends[0]}"
+    return f"{count} ended by its own doing where another at the same run did not: {redact(ends[0])}"
 
 
 def rows(arms: Sequence[ArmEvidence]) -> tuple[LossRow, ...]:

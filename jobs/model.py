@@ -15,6 +15,7 @@ from jobs.document import Document
 from jobs.near_tie import Adjudication
 from jobs.noise import Calibration
 from jobs.reads import Reads
+from jobs.redact import redact
 from jobs.reviewed import Expectation, Reviewed
 
 # ---- readings ----------------------------------------------------------------------------------------------------
@@ -124,7 +125,7 @@ class ArmPlan(Document):
     def unbuilt(self) -> str:
         """Why this arm could not be built, in one line; empty when it was, or needs no build."""
         failure = None if self.build is None else self.build.failure
-        return "" if failure is None else f"build failed: {failure.reason}"
+        return "" if failure is None else f"build failed: {redact(failure.reason)}"
 
     @model_serializer(mode="wrap")
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

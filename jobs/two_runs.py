@@ -12,6 +12,7 @@ from jobs.document import Document
 from jobs.identity import common_prefix
 from jobs.metrics import CLOCKED
 from jobs.model import Generation, Missing, Reading, RunRecord
+from jobs.redact import as_told
 from jobs.settings_served import effective
 from jobs.store.rows import StoredRun
 
@@ -144,8 +145,8 @@ def _rows(left: Mapping[str, str], right: Mapping[str, str]) -> tuple[FactRow, .
     return tuple(
         FactRow(
             name=name,
-            left=left.get(name, ABSENT),
-            right=right.get(name, ABSENT),
+            left=as_told(name, left.get(name, ABSENT)),
+            right=as_told(name, right.get(name, ABSENT)),
             same=name in left and left.get(name) == right.get(name),
         )
         for name in dict.fromkeys((*left, *right))

@@ -24,9 +24,9 @@ from jobs.provenance import (
     snapshot,
     tree_digest,
 )
+from jobs.redact import redact
 from jobs.whole_trees import OURS, WholeTree, place_program, whole_folder, whole_ref
 from orchestrator.settings import Settings
-from reports.redact import redact
 
 _ANOTHER_CACHE = "set XDG_CACHE_HOME to another folder"
 

@@ -25,6 +25,7 @@ from jobs.adapters.native_forced import ForceOrder, adjudicate
 from jobs.errors import Unstorable
 from jobs.model import Certificate, RunRecord
 from jobs.near_tie import Adjudication
+from jobs.redact import redact
 from jobs.store.strict import storable
 from orchestrator.cards import CardName, CardProbe, CardSnapshot, ProbeError
 from orchestrator.clear import ClearPolicy, ClearVerdict, Moment, judge, worst
@@ -32,7 +33,6 @@ from orchestrator.host import HostMeter, group_members, visible_pids
 from orchestrator.lock import CardLock
 from orchestrator.outcome import OutcomeEnd, RunOutcome, Spool
 from orchestrator.watch import CardWatch, WatchBook, WatchReport
-from reports.redact import redact
 
 RELEASE_WAIT_S = 5.0
 LOOK_AGAIN_S = 0.25

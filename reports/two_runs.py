@@ -9,7 +9,6 @@ from reports import text
 from reports.blocks import Block, Column, Listing, Name, Paragraph, Section, Table, words
 from reports.escape import clip
 from reports.format import change, exact, plural
-from reports.redact import redact
 from reports.units import unit_of
 
 LONGEST_FACT = 48
@@ -40,18 +39,12 @@ def _facts(rows: Sequence[FactRow]) -> tuple[Block, ...]:
     alike = [row for row in rows if row.same]
     columns = (Column("What"), Column("Left"), Column("Right"))
     cells = tuple(
-        (words(Name(row.name)), *(words(Name(_fact(row.name, side))) for side in (row.left, row.right)))
+        (words(Name(row.name)), *(words(Name(clip(side, LONGEST_FACT))) for side in (row.left, row.right)))
         for row in other
     )
     told: list[Block] = [Table("They differ in", columns, cells)] if other else []
-    listed = ", ".join(f"{row.name} {_fact(row.name, row.left)}" for row in alike)
+    listed = ", ".join(f"{row.name} {clip(row.left, LONGEST_FACT)}" for row in alike)
     return (*told, *([Paragraph(words(f"Equal: {listed}."))] if alike else []))
-
-
-def _fact(name: str, told: str) -> str:
-    """As a report may show it: a variable of the environment, or an error's words, can hold a secret."""
-    shown = redact(f"{name}={told}").removeprefix(f"{name}=")
-    return clip(shown, LONGEST_FACT)
 
 
 def _tokens(rows: Sequence[TokenRow]) -> tuple[Block, ...]:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from jobs.errors import SpecError
+from jobs.redact import redacted
 from orchestrator.commands.sweeps import stored_verdict
 from orchestrator.commands.terminal import (
     IdArgument,
@@ -109,7 +110,10 @@ def explain(
         found = find_cell(doc, cell)
         judged = [row for row in verdict.cells if row.cell == found.plan.cell]
         say_json(
-            {"input": found.model_dump(mode="json"), "verdict": judged[0].model_dump(mode="json") if judged else None}
+            {
+                "input": redacted(found.model_dump(mode="json")),
+                "verdict": judged[0].model_dump(mode="json") if judged else None,
+            }
         )
         return
     say(explain_cell(verdict, doc, cell, metric))

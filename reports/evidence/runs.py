@@ -6,6 +6,7 @@ import shlex
 
 from jobs.adapters.command import request_variables
 from jobs.model import ArmPlan, CellInput, JudgeInput, RunFact, RunRecord
+from jobs.redact import redact
 from reports.blocks import Block, Column, Inlines, Name, Section, State, Table, Verbatim, words
 from reports.format import integer, plural
 from reports.traffic import setting
@@ -101,7 +102,7 @@ def _program_command(arm: ArmPlan, cell: CellInput) -> str:
     asked = request_variables(cell.plan, arm, str(next(cards, "SIM-0")))
     given = {**asked, "ASSAY_SCRATCH": "/tmp", **({} if arm.reads else {"ASSAY_RESULT": "/dev/stdout"})}
     words_ = ["env", f"--chdir={arm.python_path}", *(f"{name}={value}" for name, value in given.items()), *arm.command]
-    return " ".join(shlex.quote(word) for word in words_)
+    return redact(" ".join(shlex.quote(word) for word in words_))
 
 
 def _ordered(cell: CellInput) -> list[RunFact]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from jobs import timeline
 from jobs.model import Certificate, RunRecord
+from jobs.redact import redact
 from reports.blocks import (
     Block,
     Column,
@@ -24,7 +25,6 @@ from reports.blocks import (
 )
 from reports.evidence.runs import Measured, label
 from reports.format import NOT_RECORDED, bytes_decimal, integer, number, plural
-from reports.redact import redact
 from reports.wording import CERTIFICATES
 
 _LOG_LINES: Final = 40

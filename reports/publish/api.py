@@ -13,8 +13,8 @@ import httpx
 import tenacity
 
 from jobs.errors import JobsError, SpecError
+from jobs.redact import HIDDEN, redact
 from reports.escape import clip
-from reports.redact import HIDDEN, redact
 
 DEFAULT_URL: Final = "https://api.github.com"
 ACTIONS_BOT: Final = "github-actions[bot]"  # who a job's own token posts as; it may not ask for its name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from jobs.redact import redact
 from jobs.verdict import ArmView
 from reports.blocks import (
     Block,
@@ -28,7 +29,6 @@ from reports.blocks import (
 )
 from reports.format import integer, plural, revision, show
 from reports.ranking import Ranked
-from reports.redact import redact
 from reports.traffic import reading, setting
 from reports.view import Scope, SweepView
 from reports.wording import gloss, outcome

@@ -11,7 +11,7 @@ from jobs.adapters.child import ChildEnd
 from jobs.adapters.ends import last_log_line
 from jobs.arm_build import LINE_CHARS, _tail
 from jobs.excerpt import GONE, first_words, last_lines
-from reports.redact import redact
+from jobs.redact import redact
 
 PART = "abcdefgh"
 SECRETS = (f"ghp_{PART * 4}", f"sk-{PART}-{PART}-{PART}", f"password={PART * 4}", f"https://me:{PART * 4}@host")

@@ -12,9 +12,9 @@ import pytest
 from jobs.errors import SpecError
 from jobs.model import KeyBytes, RunFact
 from jobs.provenance import SHELL
+from jobs.redact import HIDDEN, redact
 from reports.evidence.runs import rerun_command
 from reports.explain import explain
-from reports.redact import HIDDEN, redact
 from reports.render import write_html
 from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
