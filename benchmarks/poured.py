@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 from engine.graph import DTYPES, Weight
 from engine.onnx_load import load
 from engine.zoo import build
+from engine.zoo.fetch import sha256_of
+from engine.zoo.verify import model_digest
 
 POOL_BYTES = 64 << 20
 _CODE_DEVIATION = 4.6  # of a code less its zero point
@@ -44,6 +46,10 @@ def pour(name: str, folder: Path) -> Path:
     recipe = folder / "zoo.json"
     zoo: dict[str, Any] = json.loads(recipe.read_text(encoding="utf-8"))
     del zoo["hollow_bytes"]
+    for file in zoo["files"]:
+        file["sha256"] = sha256_of(folder / file["name"])
+    recipe.write_text(json.dumps(zoo), encoding="utf-8")
+    zoo["model_digest"] = model_digest(folder)  # of the poured bytes: runs of a sweep are held to it
     recipe.write_text(json.dumps(zoo), encoding="utf-8")
     return folder
 

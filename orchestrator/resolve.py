@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from engine.onnx_load import recorded_digest
 from engine.tokens import Tokens
 from engine.zoo import MODELS, build, model_digest
 from jobs.adapters.model_files import AnyModelDigests
@@ -56,7 +57,14 @@ class LocalResolver:
                 return ResolvedModel(source.path, AnyModelDigests()(source.path))
             if not source.path.is_dir():
                 raise SpecError(f"model {name}: no folder {source.path}", "give a model's folder, or build: NAME")
-            return ResolvedModel(source.path, model_digest(source.path, hollow=source.hollow))
+            digest = model_digest(source.path, hollow=source.hollow)
+            recorded = None if source.hollow else recorded_digest(source.path)
+            if recorded is not None and recorded != digest:
+                raise SpecError(
+                    f"model {name}: the files of {source.path} are {digest[:12]}, its zoo.json says {recorded[:12]}",
+                    f"they were changed after it was built: see `assay models check {source.path}`, or build it again",
+                )
+            return ResolvedModel(source.path, digest)
         assert source.build is not None
         if source.build not in MODELS:
             raise SpecError(f"model {name}: no model named {source.build!r} in the zoo", f"known: {', '.join(MODELS)}")

@@ -28,6 +28,7 @@ from jobs.store import (
     events,
     histories,
     leases,
+    older,
     readback,
     records,
     retractions,
@@ -368,10 +369,11 @@ class Store:
     def import_sweep(self, path: Path) -> Imported:
         """Take in a sweep that `export_sweep` wrote; the same once more changes nothing.
 
-        Raises SpecError for a file that is damaged or of another revision, Conflict where the sweep has other content.
+        A file of an older revision is migrated first. Raises SpecError for one that is damaged or of a revision that
+        is not known, Conflict where the sweep has other content.
         """
-        told = transfer.read(path)
-        return self._database.write(lambda c: transfer.load(c, path, told))
+        with older.brought_up(path, transfer.read(path)) as (newest, told):
+            return self._database.write(lambda c: transfer.load(c, newest, told))
 
     # ---- events --------------------------------------------------------------------------------------------------
 

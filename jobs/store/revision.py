@@ -66,6 +66,11 @@ def current(connection: Connection) -> str | None:
     return None
 
 
+def is_known(found: str) -> bool:
+    """Whether these scripts have a revision."""
+    return found in _revisions(None)
+
+
 def require_known(found: str | None, folder: Path | None = None) -> None:
     """Raise StoreError when a store is at a revision that these scripts do not have."""
     if found is not None and found not in _revisions(folder):
@@ -75,15 +80,15 @@ def require_known(found: str | None, folder: Path | None = None) -> None:
         )
 
 
-def upgrade(database: Database, folder: Path | None = None) -> tuple[str | None, str]:
-    """Bring a store to the newest revision; returns the revisions before and after. Writes nothing when refused.
+def upgrade(database: Database, folder: Path | None = None, to: str = "") -> tuple[str | None, str]:
+    """Bring a store to the newest revision, or `to` one; returns those before and after. Writes nothing when refused.
 
     One transaction, so one that is broken off leaves the store as it was, and the next goes the whole way. SQLite
     changes a table by writing it anew, so a store in a file is copied first, and `backup_of` says where to.
     """
     from alembic import command
 
-    newest = head(folder)
+    newest = to or head(folder)
     with database.reading() as connection:
         before = current(connection)
     require_known(before, folder)
@@ -97,7 +102,7 @@ def upgrade(database: Database, folder: Path | None = None) -> tuple[str | None,
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
         elif (found := current(connection)) not in (None, newest):  # somebody else may have been first
             database.copy_to(backup_of(database, str(found)))
-        command.upgrade(_config(connection, folder), "head")
+        command.upgrade(_config(connection, folder), newest)
 
     database.write(act)
     return before, newest

@@ -26,6 +26,8 @@ from jobs.store.sweep_rows import AT_ONCE, SCHEMA, TABLES, Tally, columns_of, co
 from jobs.tables import citation, series, sweep
 
 LONGEST_LINE = 1 << 29
+HERE = {table.name: columns_of(table) for table in TABLES}
+"""Columns that are written, by table, in a store of the newest revision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,12 @@ def export(connection: Connection, sweep_id: str, out: IO[bytes]) -> Exported:
     manifest = submission.manifest_of(connection, sweep_id)
     noise = calibrations.known(connection, manifest, row.created_at)
     others = {one.sweep for one in noise} | {one.sweep for one in manifest.reviewed.goldens}
+    fallen = {one.id for one in verdicts.fallen(connection, sweep_id)}
+    return write(connection, sweep_id, out, _present(connection, others) - {sweep_id}, fallen)
+
+
+def write(connection: Connection, sweep_id: str, out: IO[bytes], rests_on: set[str], fallen: set[str]) -> Exported:
+    """Write a sweep's rows, and last what is told of it."""
     tally = Tally()
     with gzip.GzipFile(fileobj=out, mode="wb", filename="", mtime=0) as packed:
         for line in content(connection, sweep_id, _need_revision(connection)):
@@ -71,8 +79,8 @@ def export(connection: Connection, sweep_id: str, out: IO[bytes]) -> Exported:
             packed.write(line)
         told = {
             **tally.told(),
-            "rests_on": sorted(_present(connection, others) - {sweep_id}),
-            "fallen": sorted(one.id for one in verdicts.fallen(connection, sweep_id)),
+            "rests_on": sorted(rests_on),
+            "fallen": sorted(fallen),
         }
         packed.write(line_of(told))
     return _exported(sweep_id, _need_revision(connection), told)
@@ -81,7 +89,7 @@ def export(connection: Connection, sweep_id: str, out: IO[bytes]) -> Exported:
 def read(path: Path) -> Exported:
     """What a file says it holds, after all of it was read against its digests.
 
-    Raises SpecError for what is no export, is damaged or cut off, and for one of another revision.
+    Raises SpecError for what is no export, is damaged or cut off, and for one of a revision that is not known here.
     """
     tally, first, last = Tally(), b"", b""
     for line in _lines(path):
@@ -95,12 +103,12 @@ def read(path: Path) -> Exported:
         raise _no_export(path, "its digests are not those of what it holds; it is cut off or damaged")
     if not all(isinstance(told.get(name), list) for name in ("rests_on", "fallen")):
         raise _no_export(path, "its last line lacks what it rests on")
-    if head.get("revision") != (newest := revision.head()):
+    if not revision.is_known(at := str(head.get("revision"))):
         raise SpecError(
-            f"{path} was exported at revision {head.get('revision')}, this assay has {newest}",
-            "bring the store it came from and both assays to one version, `assay db upgrade`, and export it again",
+            f"{path} was exported at revision {at}, which this assay ({revision.head()}) does not know",
+            "use the newer assay that wrote it",
         )
-    return _exported(str(head.get("sweep")), newest, told)
+    return _exported(str(head.get("sweep")), at, told)
 
 
 def load(connection: Connection, path: Path, told: Exported) -> Imported:
@@ -113,8 +121,8 @@ def load(connection: Connection, path: Path, told: Exported) -> Imported:
     was_there = bool(_present(connection, {sweep_id}))
     if not was_there:
         _refuse_same_submission(connection, path)
-        for table, columns, rows in _batches(path):
-            _insert(connection, table, columns, rows)
+        for table, columns, rows in batches(path, HERE):
+            insert(connection, table, columns, rows)
     tally = Tally()
     for line in content(connection, sweep_id, told.revision):
         tally.add(line)
@@ -162,26 +170,27 @@ def _no_export(path: Path, why: str) -> SpecError:
     return SpecError(f"{path} is no whole export of a sweep: {why}", "write it again: assay db export")
 
 
-def _batches(path: Path) -> Iterator[tuple[Table, list[Column[Any]], list[list[Any]]]]:
-    """Rows of a file, some at a time, with their table and its columns. SpecError where they are not this store's."""
-    named = {table.name: table for table in TABLES}
-    table, columns = sweep, columns_of(sweep)
+def batches(
+    path: Path, known: Mapping[str, list[Column[Any]]]
+) -> Iterator[tuple[Table, list[Column[Any]], list[list[Any]]]]:
+    """Rows of a file, some at a time, with their table and its columns. SpecError where they are not those known."""
+    columns = known[sweep.name]
     rows: list[list[Any]] = []
     for line in _lines(path):
         if line.startswith(b"{"):
             told = _object(path, line)
             if rows:
-                yield table, columns, rows
+                yield columns[0].table, columns, rows
                 rows = []
             if "table" in told:
-                table = named.get(told["table"], sweep)
-                columns = columns_of(table)
-                if [table.name, *(column.name for column in columns)] != [told["table"], *told["columns"]]:
-                    raise _no_export(path, f"table {told['table']} has other columns than here")
+                named = {column.name: column for column in known.get(told["table"], ())}
+                if not named or sorted(named) != sorted(told["columns"]):
+                    raise _no_export(path, f"table {told['table']} has other columns than a store of its revision")
+                columns = [named[name] for name in told["columns"]]
             continue
         rows.append(_cells(path, columns, line))
         if len(rows) >= AT_ONCE:
-            yield table, columns, rows
+            yield columns[0].table, columns, rows
             rows = []
 
 
@@ -201,7 +210,7 @@ def _cells(path: Path, columns: list[Column[Any]], line: bytes) -> list[Any]:
         raise _no_export(path, "a row is not as its table") from error
 
 
-def _insert(connection: Connection, table: Table, columns: list[Column[Any]], rows: list[list[Any]]) -> None:
+def insert(connection: Connection, table: Table, columns: list[Column[Any]], rows: list[list[Any]]) -> None:
     names = [f"given_{column.name}" for column in columns]
     given = {
         column.name: bindparam(name, type_=stored_type(column)) for name, column in zip(names, columns, strict=True)
@@ -213,7 +222,7 @@ def _insert(connection: Connection, table: Table, columns: list[Column[Any]], ro
 
 
 def _refuse_same_submission(connection: Connection, path: Path) -> None:
-    _, columns, rows = next(_batches(path))
+    _, columns, rows = next(batches(path, HERE))
     told = dict(zip((column.name for column in columns), rows[0], strict=True))
     same = (sweep.c.submit_key == told["submit_key"]) & (
         (sweep.c.manifest_digest == told["manifest_digest"]) | (sweep.c.submit_key != "")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import sqlite3
+from base64 import b64encode
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from sqlalchemy import insert, select
 
 from jobs.blessing import golden_of
@@ -18,9 +22,11 @@ from jobs.errors import Conflict, JobsError, SpecError
 from jobs.model import Certificate, Interval
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.noise import Calibration
-from jobs.store import Store, transfer
+from jobs.store import Store, revision, transfer
+from jobs.store.connect import Database
+from jobs.store.revision import head
 from jobs.store.rows import new_id
-from jobs.store.sweep_rows import TABLES, Tally
+from jobs.store.sweep_rows import SCHEMA, TABLES, Tally, line_of
 from jobs.tables import comment, metadata
 from jobs.tables import verdict as verdict_table
 from orchestrator.conclude import judge_sweep
@@ -186,12 +192,13 @@ DAMAGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], bool, str]] = {
     "cut off": (lambda lines: lines[:-1], False, "no whole export"),
     "a row lost": (lambda lines: [*lines[:4], *lines[5:]], False, "its digests are not those"),
     "a word changed": (replaced(b'"length"', b'"eos"'), False, "its digests are not those"),
-    "older": (replaced(b'"revision":"', b'"revision":"0'), True, "was exported at revision 0.*assay db upgrade"),
+    "newer": (replaced(b'"revision":"', b'"revision":"9'), True, "was exported at revision 9.*use the newer assay"),
+    "older in word": (replaced(b'"revision":"' + head().encode(), b'"revision":"0008'), True, "other columns than a"),
     "another form": (replaced(b"assay.export/1", b"assay.export/2"), True, "its form is 'assay.export/2'"),
     "no text at all": (lambda _: [b"hello\n"], False, "a line is no JSON"),
     "empty": (lambda _: [], False, "a line is no JSON"),
     "another column": (replaced(b'"submit_key"', b'"submit_word"'), True, "table sweep has other columns"),
-    "an unknown table": (replaced(b'{"table":"seam"', b'{"table":"seams"'), True, "other columns than here"),
+    "an unknown table": (replaced(b'{"table":"seam"', b'{"table":"seams"'), True, "other columns than a"),
     "of another sweep": (replaced(b'"sweep":"swp_', b'"sweep":"swp_X'), True, "does not come back as it is"),
     "a row too many": (lambda lines: [*lines[:3], lines[2].replace(b"swp_", b"swp_Z"), *lines[3:]], True, "."),
     "a state that is none": (replaced(b'"judged"', b'"odd"'), True, "."),
@@ -216,6 +223,41 @@ def test_a_file_that_is_not_as_it_was_written_changes_nothing(
             assert other.sweeps() == (), name
         file.write_bytes(whole)
         assert not other.import_sweep(file).was_there
+
+
+@pytest.mark.parametrize("at", ["0005", "0008"])
+def test_an_export_of_an_older_revision_is_migrated_as_its_store_would_be(
+    at: str, pair: tuple[Store, Store], sqlite: Store, clock: Clock, documents: Any, file: Path, tmp_path: Path
+) -> None:
+    sweep_id = put(sqlite, documents.sweep())
+    verdict = judge_sweep(sqlite, sweep_id)
+    older = Database(f"sqlite:///{tmp_path / 'one.sqlite'}")
+    older.write(lambda c: command.downgrade(revision._config(c, None), at))
+    _written_at(at, tmp_path / "one.sqlite", sweep_id, file)
+    revision.upgrade(older)
+    older.close()
+    _, other = pair
+    made = other.import_sweep(file)
+    assert (made.sweep_id, made.was_there) == (sweep_id, False)
+    assert other.verdict(sweep_id) == verdict and judge_sweep(other, sweep_id) == verdict
+    upgraded = exported(sqlite, sweep_id, tmp_path / "upgraded").read_bytes()
+    assert exported(other, sweep_id, tmp_path / "again").read_bytes() == upgraded
+    assert other.import_sweep(file).was_there, "the same file once more changes nothing"
+
+
+def _written_at(at: str, store: Path, sweep_id: str, file: Path) -> None:
+    """An export as the assay of that revision wrote it: its tables and columns, as they stand in the database."""
+    with closing(sqlite3.connect(store)) as rows:
+        lines = [line_of({"schema": SCHEMA, "revision": at, "sweep": sweep_id})]
+        there = {name for (name,) in rows.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        for name in (table.name for table in TABLES if table.name in there):
+            columns = [told[1] for told in rows.execute(f"PRAGMA table_info({name})")]
+            wanted = [column for column in columns if (name, column) != ("event", "seq")]
+            lines.append(line_of({"table": name, "columns": wanted}))
+            for row in rows.execute(f"SELECT {', '.join(wanted)} FROM {name} ORDER BY rowid"):
+                lines.append(line_of([b64encode(c).decode() if isinstance(c, bytes) else c for c in row]))
+    file.write_bytes(gzip.compress(b"".join((*lines, line_of({"rests_on": [], "fallen": []})))))
+    rewritten(file, lambda told: told, digests=True)
 
 
 def test_bytes_that_are_damaged_or_cut_off_are_no_export(sqlite: Store, documents: Any, file: Path) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import BadRequest, ModelFilesError
-from engine.zoo import model_digest
+from engine.onnx_load import recorded_digest
+from engine.zoo import build, model_digest
 from jobs.errors import SpecError
 from jobs.provenance import ArmSource, ModelSource, own_root, tree_digest
 from orchestrator.resolve import DryResolver, LocalResolver, built_folder
@@ -66,6 +67,21 @@ def test_a_model_folder_that_is_absent_or_empty_is_refused(given: Settings, tmp_
         LocalResolver(given).model("m", ModelSource(path=tmp_path))
     with pytest.raises(SpecError, match=r"no model named 'nope'.*tiny"):
         LocalResolver(given).model("m", ModelSource(build="nope"))
+
+
+def test_a_model_folder_changed_after_it_was_built_is_refused_before_anything_runs(
+    given: Settings, tmp_path: Path
+) -> None:
+    """A child says the digest that was recorded at build: each run of it would be refused, one after another."""
+    folder = tmp_path / "tiny"
+    build("tiny", folder, cache_dir=tmp_path / "fetched")
+    assert LocalResolver(given).model("m", ModelSource(path=folder)).digest == recorded_digest(folder)
+    with (folder / "model.onnx.data").open("r+b") as data:
+        first = data.read(1)
+        data.seek(0)
+        data.write(bytes([first[0] ^ 1]))
+    with pytest.raises(SpecError, match=r"model m: the files of .* are .{12}, its zoo.json says .*models check"):
+        LocalResolver(given).model("m", ModelSource(path=folder))
 
 
 def test_a_checkout_is_copied_aside_so_that_edits_cannot_reach_a_run(given: Settings) -> None:
