@@ -7,6 +7,7 @@ child imported `engine` from that tree, spoke of the expected card and model, an
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -111,10 +112,15 @@ def checked_tree(arm: ArmPlan) -> tuple[Path, str, str]:
 
 
 def child_environment(arm: ArmPlan, environ: Mapping[str, str]) -> dict[str, str]:
-    """Allowlist, then what is fixed, then the arm's own variables and its import path."""
+    """Allowlist, then what is fixed, then the arm's own variables and its import path.
+
+    An installation that is a folder on the worker's PYTHONPATH is one for the child too, behind the arm's own tree.
+    """
     env = {**allowed_environment(environ, ENVIRONMENT), **FIXED_ENVIRONMENT, **arm.env}
-    if arm.python_path:
-        env["PYTHONPATH"] = arm.python_path
+    here = str(own_root())
+    installed = [here] if here in environ.get("PYTHONPATH", "").split(os.pathsep) else []
+    if path := [*filter(None, [arm.python_path]), *installed]:
+        env["PYTHONPATH"] = os.pathsep.join(path)
     return env
 
 

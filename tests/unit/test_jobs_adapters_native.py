@@ -18,10 +18,10 @@ from engine.interrupt import INTERRUPTED
 from engine.zoo import build, model_digest
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
 from jobs.adapters.model_files import ModelDigests, last_changed
-from jobs.adapters.native import NativeAdapter, request_document
+from jobs.adapters.native import NativeAdapter, child_environment, request_document
 from jobs.errors import SpecError
 from jobs.model import ArmPlan, CellPlan, Missing, RunSettings
-from jobs.provenance import tree_digest
+from jobs.provenance import own_root, tree_digest
 
 FAKE = Path(__file__).parents[1] / "fakes" / "engine_main.py"
 UUID = "SIM-test-0"
@@ -131,6 +131,20 @@ def test_an_error_keeps_the_tokens_of_every_sequence(tmp_path: Path, tree: Path)
     assert done.record is not None
     assert [s.ids for s in done.record.generations[-1].sequences] == [(4,), (5, 6), ()]
     assert done.record.generations[-1].stop_reason is None
+
+
+@pytest.mark.parametrize("tree", [None, "/arms/head"])
+@pytest.mark.parametrize("there", [True, False])
+def test_an_installation_on_the_workers_import_path_is_the_childs_too_behind_its_tree(
+    tree: str | None, there: bool
+) -> None:
+    """Where wheels were unpacked into a folder; any other folder there stays with the worker."""
+    arm = ArmPlan(name="head", role="head", source="installed", python_path=tree)
+    worker = ["/a", str(own_root()), "/b"] if there else ["/a", f"{own_root()}/deeper"]
+    given = child_environment(arm, {"PYTHONPATH": os.pathsep.join(worker)})
+    path = [*filter(None, given.get("PYTHONPATH", "").split(os.pathsep))]
+    assert path == [*filter(None, [tree]), *([str(own_root())] if there else [])]
+    assert ("PYTHONPATH" in given) is bool(tree or there)
 
 
 def test_no_secret_of_the_worker_reaches_the_child(tmp_path: Path, tree: Path) -> None:
