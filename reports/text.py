@@ -43,6 +43,10 @@ _SHADES: Final = {
     "in_place": "▚",
     "floor": "█",
     "above": "░",
+    "captured": "·",
+    "load": "░",
+    "warm_up": "▒",
+    "timed": "█",
 }
 
 
@@ -174,12 +178,11 @@ def _drawn(bar: Bar) -> str:
     """The bar between strokes; of lines, and of a bar without parts, nothing."""
     if not bar.slices:
         return ""
-    drawn = ""
+    cells = [" "] * _BAR_WIDTH
     for item in bar.slices:
-        drawn = drawn.ljust(round(item.start * _BAR_WIDTH / 1000))
-        end = round((item.start + item.width) * _BAR_WIDTH / 1000)
-        drawn += _SHADES.get(item.kind, "#") * (end - len(drawn))
-    return f"|{drawn.ljust(_BAR_WIDTH)}| "
+        start, end = (round(place * _BAR_WIDTH / 1000) for place in (item.start, item.start + item.width))
+        cells[start:end] = [_SHADES.get(item.kind, "#")] * (end - start)
+    return f"|{''.join(cells)}| "
 
 
 def _columns(text: str) -> int:

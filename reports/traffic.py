@@ -55,6 +55,7 @@ class KeyLine:
 
     key: str
     nbytes: int
+    streamed: int
     read_bytes: int
     resident_bytes: int
     streamed_bytes: int
@@ -133,6 +134,7 @@ def _key_line(key: KeyBytes, crossings: int, crossed_bytes: int) -> KeyLine:
     return KeyLine(
         key.key,
         key.nbytes,
+        key.streamed,
         (key.hits + key.streamed) * key.nbytes,
         key.hits * key.nbytes,
         key.streamed_bytes,

@@ -8,6 +8,7 @@ from typing import Final
 from jobs.model import Missing
 from reports.blocks import Block, CellRef, Column, Details, Heading, Inlines, Name, Section, State, Table, words
 from reports.format import Value, change, integer, plural, show
+from reports.pictures import capture as pictures
 from reports.traffic import reading
 from reports.view import CellView, Scope, SweepView
 
@@ -98,7 +99,7 @@ def _tables(cell: CellView, scope: Scope) -> list[Block]:
         )
         for name, label in _ROWS
     )
-    blocks: list[Block] = [Table("Capture by arm", columns, rows)]
+    blocks: list[Block] = [Table("Capture by arm", columns, rows), *pictures.build(arms)]
     if cell.causes:
         blocks.append(_causes(cell, scope))
     return blocks

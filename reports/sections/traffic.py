@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from jobs.model import Missing
 from reports.blocks import (
-    Bar,
-    Bars,
     Block,
     CellRef,
     Column,
@@ -15,7 +13,6 @@ from reports.blocks import (
     Name,
     Paragraph,
     Section,
-    Slice,
     State,
     Strong,
     Table,
@@ -25,7 +22,6 @@ from reports.format import (
     UNIT_NOTE,
     Value,
     bytes_binary,
-    bytes_decimal,
     change,
     exact,
     integer,
@@ -34,7 +30,8 @@ from reports.format import (
     plural,
     show,
 )
-from reports.traffic import METRICS, PARTS, Part, Traffic, shown_unit
+from reports.pictures import traffic as drawn
+from reports.traffic import METRICS, Traffic, shown_unit
 from reports.view import CellView, Scope, SweepView
 from reports.wording import METRICS as CLASSES
 
@@ -64,7 +61,7 @@ def build(view: SweepView, scope: Scope) -> Section:
         shown.append(Paragraph(words(DIFFERENT_WORK), "warn"))
     if scope.is_single:
         cell = scope.cells[0]
-        figures = [_figures(cell), *_over_floor(cell), *_attribution(cell), *_bars(cell)] if cell.traffic else []
+        figures = [_figures(cell), *_over_floor(cell), *_attribution(cell), *drawn.build(cell)] if cell.traffic else []
         if cell.traffic and _is_resident(cell):
             folded.append(
                 Details(words("Figures by arm, all of weights that stay in memory"), tuple(figures), open=True)
@@ -75,7 +72,13 @@ def build(view: SweepView, scope: Scope) -> Section:
     else:
         shown.append(_overview(scope))
         for cell in scope.cells:
-            parts = (_figures(cell), *_over_floor(cell), *_attribution(cell), *_bars(cell), *_folds(cell, scope))
+            parts = (
+                _figures(cell),
+                *_over_floor(cell),
+                *_attribution(cell),
+                *drawn.build(cell),
+                *_folds(cell, scope),
+            )
             folded.append(Details(words("Bytes of ", CellRef(cell.name)), parts))
     return Section("bytes", "Bytes", _summary(scope), tuple(shown), tuple(folded))
 
@@ -187,56 +190,6 @@ def _of_distance(share: int | float) -> str:
     return ", more than the whole distance to the floor, so a part of them no policy can avoid"
 
 
-def _bars(cell: CellView) -> list[Block]:
-    groups = []
-    for arm in cell.traffic:
-        if arm.role == "null" or not arm.by_count or not arm.by_bytes:
-            continue
-        bars = (_bar("by count", arm.by_count, "count"), _bar("by bytes", arm.by_bytes, "bytes"))
-        groups.append((_title(arm), bars))
-    if not groups:
-        reasons = "; ".join(dict.fromkeys(f"{arm.arm}: {arm.why}" for arm in cell.traffic if arm.why))
-        return [Paragraph(words(f"No picture of shares: {reasons}."))] if reasons else []
-    legend = tuple((kind, text) for kind, text, _, _ in PARTS if any(kind in _kinds(bars) for _, bars in groups))
-    floor = _floor_bars(cell)
-    return [Bars("Where each touch of a weight was served from", tuple(groups), legend), *floor]
-
-
-def _floor_bars(cell: CellView) -> list[Block]:
-    arms = [(arm, arm.link_bytes_per_token, arm.figures["floor_bytes_per_token"]) for arm in cell.traffic]
-    known = [
-        (arm, streamed, floor)
-        for arm, streamed, floor in arms
-        if not isinstance(streamed, Missing) and not isinstance(floor, Missing)
-    ]
-    longest = max((max(streamed, floor) for _, streamed, floor in known), default=0)
-    if not longest:
-        return []
-    bars = []
-    for arm, streamed, floor in known:
-        must = round(1000 * min(floor, streamed) / longest)
-        above = round(1000 * streamed / longest) - must
-        slices = (
-            Slice("floor", "no policy can avoid", bytes_decimal(min(floor, streamed)), 0, must),
-            Slice("above", "above the floor", bytes_decimal(max(0, streamed - floor)), must, above),
-        )
-        bars.append(Bar(arm.arm, slices, f"{bytes_decimal(streamed)} a token, floor {bytes_decimal(floor)}"))
-    legend = (("floor", "at the floor: no policy under this budget can avoid it"), ("above", "above the floor"))
-    return [Bars("Streamed bytes a token against the floor", (("", tuple(bars)),), legend)]
-
-
-def _bar(label: str, parts: tuple[Part, ...], unit: str) -> Bar:
-    slices = tuple(
-        Slice(part.kind, part.words, f"{percent(part.share)} ({show(part.amount, unit)})", part.start, part.width)
-        for part in parts
-    )
-    return Bar(label, slices, ", ".join(f"{part.words} {percent(part.share)}" for part in parts))
-
-
-def _kinds(bars: tuple[Bar, ...]) -> set[str]:
-    return {item.kind for bar in bars for item in bar.slices}
-
-
 def _folds(cell: CellView, scope: Scope) -> list[Details]:
     folds = [Details(words("Weights, budget and capacity"), (_sizes(cell),))]
     keys = [arm for arm in cell.traffic if arm.keys and arm.role != "null"]
@@ -322,10 +275,6 @@ def _counters(cell: CellView, scope: Scope) -> Table:
         ),
         more=len(ranked) - len(shown),
     )
-
-
-def _title(arm: Traffic) -> str:
-    return f"{arm.arm} ({arm.config})" if arm.config else arm.arm
 
 
 def _whole(value: Value) -> str:

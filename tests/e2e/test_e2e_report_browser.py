@@ -151,7 +151,8 @@ def test_bars_are_drawn_to_scale(browser: Browser, site: dict[str, Path]) -> Non
     box = page.locator(".bar svg").first.bounding_box()
     assert box is not None
     assert box["width"] > 400
-    by_bytes = page.locator(".bar", has_text="by bytes").last
+    served = page.locator("figure", has_text="Where each touch of a weight was served from")
+    by_bytes = served.locator(".bar", has_text="by bytes").last
     kinds = ("fill-hit", "fill-retained", "fill-bypassed")
     widths = [float(by_bytes.locator(f"rect.{kind}").get_attribute("width") or 0) for kind in kinds]
     assert widths == [702, 165, 133]  # 70.16 %, 16.52 %, 13.32 %

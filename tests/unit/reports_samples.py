@@ -103,6 +103,7 @@ def arm(name: str, role: str, policy: str, htod: int, bypass_bytes: int, bypass:
         "capacity_bytes": 7_139_550_530,
         "floor_bytes_per_token": FLOOR,
         "measured_tokens": tokens,
+        "plan_steps": 412,
         "profile": "h200-measured",
     }
     fields: dict[str, Any] = {
@@ -296,9 +297,17 @@ def verdict(**over: Any) -> Verdict:
 
 def broken() -> Verdict:
     """Head's tokens differ from generation 2 on, an exact counter rose, a seam appeared, an attempt was set aside."""
+    causes = (*([("Split", "KernelCaptureUnsupported")] * 20), *([("Add", "ClassifierDisqualified")] * 10))
     seams = tuple(
-        SeamRow(step=place, node=f"/model/layers.{place}/Split", op="Split", reason="host_read", path="dynamic")
-        for place in range(30)
+        SeamRow(
+            step=12 * place + 7,
+            node=f"/model/layers.{place}/{operator}",
+            op=f"ai.onnx::{operator}",
+            reason=reason,
+            path="eager-device-seam",
+            detail="reads its sizes on the host, then waits for its stream",
+        )
+        for place, (operator, reason) in enumerate(causes)
     )
     sides = (
         arm("base", "base", "stable", STABLE, 1_048_412_160, 336),

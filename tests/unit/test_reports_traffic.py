@@ -8,12 +8,13 @@ import pytest
 
 from jobs.model import Missing
 from reports import traffic
-from reports.blocks import Paragraph, Table
+from reports.blocks import Bars, Paragraph, Table
 from reports.format import bytes_decimal, percent, show
+from reports.pictures import traffic as drawn
 from reports.render import render
 from reports.sections import traffic as section
 from reports.text import inline
-from reports.view import Scope, SweepView
+from reports.view import Scope, SweepView, build_cell
 from tests.unit import reports_samples as samples
 
 
@@ -80,6 +81,24 @@ def test_a_missing_counter_gives_no_bar_and_says_why() -> None:
 
 def test_a_missing_ring_is_no_gap_in_the_bars_but_a_missing_hit_is() -> None:
     assert head().why == ""  # the sample records no staged counters
+
+
+def test_a_heavy_key_shows_how_often_it_crossed_beside_the_bytes_and_both_in_words() -> None:
+    keys = next(one for one in drawn.build(build_cell(samples.cell())) if isinstance(one, Bars) and "keys" in one.title)
+    groups = dict(keys.groups)
+    assert len(groups) == 4, "two keys of two arms; the null arm is base again"
+    by_count, by_bytes = groups["head: lm_head.weight_Q4, 389.3 MB"]
+    assert (by_count.reading, by_bytes.reading) == ("1.00 % (16 times)", "38.93 % (6.229 GB)")
+    assert (by_count.slices[0].width, by_bytes.slices[0].width) == (10, 389)
+    assert dict(keys.legend)["bytes"] == "of the bytes that crossed it"
+
+
+def test_the_amount_stands_beside_each_share() -> None:
+    served = drawn.build(build_cell(samples.cell()))[0]
+    assert isinstance(served, Bars)
+    readings = [bar.reading for bar in served.groups[-1][1]]
+    assert "copied and not kept 2.42 % (336)" in readings[0]
+    assert "copied and not kept 13.32 % (16.77 GB)" in readings[1]
 
 
 def test_nothing_to_divide_by_is_missing_and_not_zero() -> None:
