@@ -21,13 +21,14 @@ from pathlib import Path
 import pytest
 
 NO_GPU = "skipped: no GPU"
+TOO_FEW_GPUS = "skipped: fewer than "
 MUST_RUN_FILE = Path(__file__).with_name("must_run.txt")
 
 # In a child, so that the test process itself never holds a driver context.
 COUNT_GPUS = """
 import ctypes
 cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
-raise SystemExit(0 if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value else 1)
+print(count.value if cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0)
 """
 
 
@@ -92,7 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[CENSUS] = Census(read_patterns(MUST_RUN_FILE))
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(MustRun(config), "must-run")
-    elif not gpu_is_there():
+    elif not gpus():
         _take_own_temporary_folder(config)
 
 
@@ -131,7 +132,7 @@ class MustRun:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        without_gpu = Counter(self.census.skipped.values())[NO_GPU]
+        without_gpu = sum(why == NO_GPU or why.startswith(TOO_FEW_GPUS) for why in self.census.skipped.values())
         terminalreporter.write_line(f"GPU tests skipped for want of a GPU: {without_gpu}")
         if self.census.accesses:
             terminalreporter.write_line(f"accesses checked for their order: {self.census.accesses}")
@@ -142,16 +143,18 @@ class MustRun:
 
 
 @functools.cache
-def gpu_is_there() -> bool:
-    """Whether a CUDA driver reports at least one device."""
-    return subprocess.run([sys.executable, "-c", COUNT_GPUS], check=False, capture_output=True).returncode == 0
+def gpus() -> int:
+    """How many devices a CUDA driver reports; 0 without one."""
+    counted = subprocess.run([sys.executable, "-c", COUNT_GPUS], check=False, capture_output=True, text=True)
+    return int(counted.stdout) if counted.returncode == 0 else 0
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Before any fixture, so that one of wider scope cannot reach for a GPU first.
-    if item.get_closest_marker("gpu") and not gpu_is_there():
-        pytest.skip(NO_GPU)
+    wanted = max(((*mark.args, 1)[0] for mark in item.iter_markers("gpu")), default=0)
+    if wanted and gpus() < wanted:
+        pytest.skip(f"{TOO_FEW_GPUS}{wanted} GPUs" if gpus() else NO_GPU)
 
 
 @pytest.fixture(scope="session")

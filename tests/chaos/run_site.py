@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,7 +16,7 @@ from pathlib import Path
 from jobs.judge import input_digest, normalise
 from jobs.store import Store
 from tests.chaos.points import Point
-from tests.chaos.site import ROOT, living, wait_for, wish_of
+from tests.chaos.site import ROOT, copy_product, living, wait_for, wish_of
 
 FAKE = ROOT / "tests" / "fakes" / "engine_main.py"
 SWEEP = """\
@@ -59,7 +63,11 @@ class Site:
         """What each process of this place finds."""
         home = str(self.root / "home")
         places = {"HOME": home, "XDG_CACHE_HOME": f"{home}/cache", "XDG_STATE_HOME": f"{home}/state"}
-        places |= {"TMPDIR": str(self.root / "t"), "PYTHONPATH": str(self.root / "lib")}
+        above = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # a host without a network may have libraries there
+        places |= {
+            "TMPDIR": str(self.root / "t"),
+            "PYTHONPATH": os.pathsep.join([f"{self.root}/lib", *filter(None, above)]),
+        }
         return {**os.environ, **places, **self.extra}
 
     def assay(self, *words: str, patch: str = "", point: Point | None = None) -> subprocess.Popen[str]:
@@ -91,6 +99,28 @@ class Site:
 
     def store(self, name: str = ".assay/store.db") -> Store:
         return Store.open(f"sqlite:///{self.root / name}", lambda: datetime.now(UTC), migrate=False)
+
+
+@contextlib.contextmanager
+def laid_out() -> Iterator[Site]:
+    """A place with a copy of the product and an arm of the stand-in engine; the sweep is the test's own."""
+    root = Path(tempfile.mkdtemp(prefix="ak", dir="/tmp"))  # short: Ray's sockets lie below it
+    (root / "home").mkdir()
+    (root / "t").mkdir()
+    copy_product(root / "lib")
+    package = root / "arm" / "engine"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    shutil.copyfile(FAKE, package / "__main__.py")
+    shutil.copy(FAKE.with_name("card_holder.py"), package)
+    made = Site(root)
+    try:
+        yield made
+    finally:
+        for process in made.started:
+            process.kill()
+            process.wait()
+        shutil.rmtree(root, ignore_errors=True)
 
 
 def parent(pid: int) -> int:

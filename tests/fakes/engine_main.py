@@ -5,12 +5,14 @@ generation (or `sleep_file`, whose content says so), `ids`, `page_ins`, `die` (s
 after the result), `error` (an error line and exit code), `die_last` (a signal in place of that code), `lie` (fields
 that replace hello's), `silent` (no result), `spoil` (a line after hello), `exit_line` (one at the end), `log`
 (printed), `mark` (append a line to this file at start), `hang` (say nothing), `fault` (at which point, what, and a
-file: who makes it acts, so that it happens once).
+file: who makes it acts, so that it happens once), `holds_bytes` (of its card, from before hello on), `wait_while` (a
+file: no generation is given as long as it is there).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
@@ -45,6 +47,7 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
     if wish.get("hang"):
         time.sleep(60)
     meet(wish, "spawned")
+    take_card(wish)
     say(**{**hello(request), **wish.get("lie", {})})
     if "log" in wish:
         print(wish["log"], flush=True)
@@ -53,7 +56,7 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
     ids = wish.get("ids", [5, 6, 7])
     for index in range(request["generations"]):
         say(type="progress", phase="generation", done=index, of=request["generations"])
-        time.sleep(float(Path(wish["sleep_file"]).read_text()) if "sleep_file" in wish else wish.get("sleep_s", 0))
+        work(wish)
         if "die" in wish:
             os.kill(os.getpid(), wish["die"])
         say(**generation(index, ids, wish))
@@ -70,6 +73,19 @@ def act(request: dict[str, Any], wish: dict[str, Any], fd: int) -> int:
         os.write(fd, (wish["exit_line"] + "\n").encode())
     print("fake engine done")
     return int(wish.get("exit", 0))
+
+
+def take_card(wish: dict[str, Any]) -> None:
+    """Be seen on the card, as a real engine is."""
+    if "holds_bytes" in wish:
+        importlib.import_module("engine.card_holder").hold(wish["holds_bytes"])
+
+
+def work(wish: dict[str, Any]) -> None:
+    """Take time."""
+    time.sleep(float(Path(wish["sleep_file"]).read_text()) if "sleep_file" in wish else wish.get("sleep_s", 0))
+    while "wait_while" in wish and Path(wish["wait_while"]).exists():
+        time.sleep(0.05)
 
 
 def meet(wish: dict[str, Any], point: str) -> None:
@@ -96,7 +112,7 @@ def hello(request: dict[str, Any]) -> dict[str, Any]:
         "version": "0",
         "effective_config": {k: {"value": v, "source": "request"} for k, v in request["config"].items()},
         "device": {
-            "kind": "sim",
+            "kind": "cuda" if request["device"] == "cuda" else "sim",
             "name": "sim-h200",
             "uuid": request["uuid"],
             "driver": "sim 1",

@@ -21,6 +21,13 @@ def test_skipped(depth):
 
 @pytest.mark.gpu
 def test_on_card(): ...
+
+@pytest.mark.gpu(2)
+def test_on_two_cards(): ...
+"""
+DRIVER = """
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 """
 
 
@@ -38,7 +45,7 @@ def run_suite(tmp_path: Path, checkout: Path, must_run: str, *options: str) -> s
 @pytest.mark.parametrize(
     ("must_run", "options", "exit_code", "said"),
     [
-        ("test_suite.py::test_plain\n", ("--must-run",), 0, "1 passed, 3 skipped"),
+        ("test_suite.py::test_plain\n", ("--must-run",), 0, "1 passed, 4 skipped"),
         ("test_suite.py::test_skipped\n", (), 1, "test_skipped[2] must run, but: the model is absent"),
         ("test_suite.py\n", ("-n", "2"), 1, "test_skipped[1] must run, but: the model is absent"),
         ("test_suite.py::test_renamed\n", (), 0, "1 passed"),
@@ -63,4 +70,15 @@ def test_a_gpu_test_without_gpu_names_its_reason(tmp_path: Path, checkout: Path)
     done = run_suite(tmp_path, checkout, "")
     assert done.returncode == 0
     assert "skipped: no GPU" in done.stdout
+    assert "GPU tests skipped for want of a GPU: 2" in done.stdout
+
+
+def test_a_test_of_two_gpus_where_there_is_one_names_how_many_it_wants(tmp_path: Path, checkout: Path) -> None:
+    """The driver is a library of two calls, found before any other."""
+    subprocess.run(
+        ["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", "-x", "c", "-"], input=DRIVER, text=True, check=True
+    )
+    done = run_suite(tmp_path, checkout, "")
+    assert done.returncode == 0
+    assert "skipped: fewer than 2 GPUs" in done.stdout and "2 passed, 3 skipped" in done.stdout
     assert "GPU tests skipped for want of a GPU: 1" in done.stdout
