@@ -89,7 +89,7 @@ def ruled(answer: Adjudication, cap: float) -> tuple[Ruling, str]:
     if fault := not_what_ran(answer):
         return "UNADJUDICATED", f"{fault}, so what was forced is not what ran, and it counts as VIOLATION"
     first, *rest = answer.positions
-    band = _band(first, cap)
+    band = band_of(first, cap)
     if not first.base_behind <= band:
         return "VIOLATION", f"by the oracle base's own id is {first.base_behind:.4g} behind its best, {_allowed(band)}"
     if not first.head_behind <= band:
@@ -99,9 +99,9 @@ def ruled(answer: Adjudication, cap: float) -> tuple[Ruling, str]:
         )
     for whose, positions in (("base's", rest), ("its own", answer.own)):
         for at in positions:
-            if not at.head_behind <= _band(at, cap):
+            if not at.head_behind <= band_of(at, cap):
                 chosen = f"{asked.head}, forced through {whose} ids, chooses id {at.head_id} at index {at.index}"
-                behind = f"{at.head_behind:.4g} behind the oracle's best, {_allowed(_band(at, cap))}"
+                behind = f"{at.head_behind:.4g} behind the oracle's best, {_allowed(band_of(at, cap))}"
                 return "VIOLATION", f"{chosen}, {behind}"
     ahead = len(rest) + len(answer.own)
     stays = f"; forced through both lists of ids it stays within its band at {ahead} later indices" if ahead else ""
@@ -111,7 +111,8 @@ def ruled(answer: Adjudication, cap: float) -> tuple[Ruling, str]:
     )
 
 
-def _band(at: ForcedPosition, cap: float) -> float:
+def band_of(at: ForcedPosition, cap: float) -> float:
+    """How far behind the oracle's best an id may be: twice base's own error there, `cap` at most; in logits."""
     return min(2 * at.base_error, cap)
 
 

@@ -87,13 +87,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under columns; `more` rows were left out to keep the form short. `marked` columns are set off."""
+    """Rows under columns; `more` rows were left out to keep the form short. Marked columns and rows are set off."""
 
     caption: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Inlines, ...], ...]
     more: int = 0
     marked: tuple[int, ...] = ()
+    marked_rows: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

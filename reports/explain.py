@@ -29,7 +29,10 @@ def explain(verdict: Verdict, doc: JudgeInput, cell: str, metric: str | None = N
     )
     if verdict.struck is not None:
         head += [visible(f"struck out: {one.words} ({one.at})") for one in verdict.struck.why]
-    body = [text.section(part, folded=True) for part in evidence.sections(doc, found, metric)]
+    body = [
+        text.section(part, folded=True)
+        for part in evidence.sections(doc, found, judged.identity if judged else (), metric)
+    ]
     return "\n\n".join(["\n".join(head), *body]) + "\n"
 
 
@@ -39,7 +42,8 @@ def sections(verdict: Verdict, doc: JudgeInput, cell: str) -> tuple[Section, ...
     if found is None:
         note = Paragraph(words(f"The input of sweep {verdict.sweep} does not hold this cell."), "warn")
         return (Section("runs", "Runs", words("No runs."), shown=(note,)),)
-    return evidence.sections(doc, found, None)
+    identity = next((row.identity for row in verdict.cells if row.cell == cell), ())
+    return evidence.sections(doc, found, identity, None)
 
 
 def find_cell(doc: JudgeInput, name: str) -> CellInput:

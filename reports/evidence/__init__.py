@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jobs.model import CellInput, JudgeInput
+from jobs.verdict import IdentityRow
 from reports.blocks import Section
-from reports.evidence import keys, readings, runs, surroundings, timeline, tokens
+from reports.evidence import diff, keys, readings, runs, surroundings, timeline, tokens
 from reports.units import unit_of
 
 
-def sections(doc: JudgeInput, cell: CellInput, metric: str | None) -> tuple[Section, ...]:
-    """The evidence of one cell, section by section. Raises SpecError when `metric` is given and no run has it."""
+def sections(
+    doc: JudgeInput, cell: CellInput, identity: Sequence[IdentityRow], metric: str | None
+) -> tuple[Section, ...]:
+    """The evidence of one cell, section by section; `identity` are the comparisons that the verdict holds of it.
+
+    Raises SpecError when `metric` is given and no run has it.
+    """
     measured = runs.measured(cell)
     if metric is not None:
         timed = (readings.samples(measured),) if unit_of(metric).startswith(("ms", "ns", "tokens/s")) else ()
@@ -19,6 +27,7 @@ def sections(doc: JudgeInput, cell: CellInput, metric: str | None) -> tuple[Sect
         readings.build(measured, None),
         keys.build(measured),
         readings.samples(measured),
+        diff.build(doc, cell, identity),
         tokens.build(measured),
         surroundings.certificates(measured),
         timeline.build(measured),

@@ -42,7 +42,7 @@ def build(proof: Certificate, along: Timeline) -> Bars:
             ("Clock events and foreign work", (*events, *other, *_standing(proof.intervals, whole_ms))),
         ),
         tuple((kind, words) for kind, words in _REGIONS if any(kind == found for found, _ in regions)),
-        bands=tuple(_slice("band", "timed region", span, whole_ms) for span in timed),
+        bands=tuple(_slice("timed", "timed region", span, whole_ms) for span in timed),
         ends=("0 s", f"{_s(whole_ms)} s"),
         wide=True,
     )
