@@ -22,9 +22,7 @@ import multiprocessing
 import os
 import platform
 import tempfile
-import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
@@ -33,108 +31,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
-
-from benchmarks.cuda_decode import PROMPT_IDS, arm
-from benchmarks.cuda_peers import ROUNDS, TOKENS, agreeing
+from benchmarks.cuda_decode import arm
+from benchmarks.cuda_peers import ROUNDS, TOKENS, agreeing, generated
 from engine.device.cuda import CudaDevice
 from engine.onnx_load import recorded_digest
+from jobs.adapters.onnxruntime import OrtDecoder, provider_for
 
 PROFILED_STEPS = 8
 ENDS_IN_S = 30
 SETTINGS = ("ONNX_GENAI_", "ORT_", "OMP_")
 """How names of variables begin that change what a peer does; those that are set stand in the record."""
-ELEMENTS = {"tensor(float16)": np.float16, "tensor(float)": np.float32}
 
 
 class PeerLost(Exception):
     """The peer's process told of an error, ended, or did not answer in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """A provider by its name, with what a plugin offers it as; None for one that is built in."""
-
-    name: str
-    offered: Any = None
-
-
-def provider_for(ort: Any, name: str | None, plugin: str | None) -> Provider:
-    """The provider of that name, or the first of a plugin, registered here. Raises LookupError where there is none."""
-    if plugin is None:
-        name = name or "CUDAExecutionProvider"
-        if name not in (there := ort.get_available_providers()):
-            raise LookupError(f"onnxruntime {ort.__version__} has {there}, not {name}")
-        return Provider(name)
-    module = import_module(plugin)
-    before = {device.ep_name for device in ort.get_ep_devices()}
-    ort.register_execution_provider_library(module.REGISTRATION_NAME, module.get_library_path())
-    offered = [device for device in ort.get_ep_devices() if device.ep_name not in before]
-    found = next((device for device in offered if name in (None, device.ep_name)), None)
-    if found is None:
-        raise LookupError(f"{plugin} offers {[d.ep_name for d in offered]}, not {name or 'a device'}")
-    return Provider(found.ep_name, found)
-
-
-class OrtDecoder:
-    """A session of a model folder on one provider; names from genai_config.json. Raises whatever onnxruntime does."""
-
-    def __init__(self, ort: Any, model: Path, provider: Provider, kv: str, profile: Path | None = None) -> None:
-        self.ort = ort
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-        if profile is not None:
-            options.enable_profiling, options.profile_file_prefix = True, str(profile)
-        if provider.offered is not None:
-            options.add_provider_for_devices([provider.offered], {})
-        built_in = None if provider.offered is not None else [provider.name]
-        decoder = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
-        self.session = ort.InferenceSession(str(model / decoder["filename"]), options, providers=built_in)
-        self.presents = {
-            decoder["outputs"][f"present_{part}_names"] % n: decoder["inputs"][f"past_{part}_names"] % n
-            for n in range(decoder["num_hidden_layers"])
-            for part in ("key", "value")
-        }
-        inputs = {i.name: i.type for i in self.session.get_inputs()}
-        element = ELEMENTS[inputs[next(iter(self.presents.values()))]]
-        self.empty = np.zeros((1, decoder["num_key_value_heads"], 0, decoder["head_size"]), element)
-        places = zip(self.session.get_outputs(), self.session.get_output_memory_infos(), strict=True)
-        self.places = {o.name: "cpu" if kv == "host" or info.name == "Cpu" else "cuda" for o, info in places}
-        self.kv_found_on: list[str] = []
-
-    def assigned(self) -> dict[str, dict[str, int]]:
-        """Nodes of the graph given to each provider when the session was made, by operator."""
-        given: dict[str, Counter[str]] = {}
-        for part in self.session.get_provider_graph_assignment_info():
-            given.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
-        return {name: dict(ops.most_common()) for name, ops in given.items()}
-
-    def generate(self, prompt: Sequence[int], tokens: int) -> tuple[list[int], float]:
-        """Greedy ids, ties to the lowest; tokens a second of those that follow the first."""
-        binding = self.session.io_binding()
-        pasts = {name: self.ort.OrtValue.ortvalue_from_numpy(self.empty) for name in self.presents.values()}
-        ids = [self._step(binding, prompt, len(prompt), pasts)]
-        start = time.perf_counter()
-        for n in range(1, tokens):
-            ids.append(self._step(binding, ids[-1:], len(prompt) + n, pasts))
-        taken = time.perf_counter() - start
-        self.kv_found_on = sorted({value.device_name() for value in pasts.values()})
-        return ids, (tokens - 1) / taken
-
-    def _step(self, binding: Any, read: Sequence[int], total: int, pasts: dict[str, Any]) -> int:
-        """Feed `read`, which ends at position `total`; `pasts` are replaced by what the step made of them."""
-        binding.bind_cpu_input("input_ids", np.array([read], np.int64))
-        binding.bind_cpu_input("attention_mask", np.ones((1, total), np.int64))
-        for name, value in pasts.items():
-            binding.bind_ortvalue_input(name, value)
-        binding.bind_output("logits", "cpu")
-        for name in self.presents:
-            binding.bind_output(name, self.places[name])
-        self.session.run_with_iobinding(binding)
-        logits, *made = binding.get_outputs()
-        pasts.update(zip(self.presents.values(), made, strict=True))
-        return int(logits.numpy()[0, -1].astype(np.float32).argmax())
 
 
 def ran(profile: Path) -> dict[str, dict[str, Any]]:
@@ -186,14 +96,14 @@ def serve(pipe: Connection, asked: Asked) -> None:
             given = decoder.assigned()
             named = {"provider": provider.name, "session_providers": decoder.session.get_providers()}
             pipe.send({"onnxruntime": ort.__version__, **named, "assigned": given})
-            decoder.generate(PROMPT_IDS, 1 + PROFILED_STEPS)
+            generated(decoder, 1 + PROFILED_STEPS)
             pipe.send({"ran": ran(Path(decoder.session.end_profiling())), "kv_on": decoder.kv_found_on})
         del decoder
         decoder = OrtDecoder(ort, asked.model, provider, asked.kv)
-        decoder.generate(PROMPT_IDS, asked.tokens)  # left out, as the engine's first is
+        generated(decoder, asked.tokens)  # left out, as the engine's first is
         pipe.send({"assigned_as_profiled": decoder.assigned() == given})
         while pipe.recv():
-            pipe.send(decoder.generate(PROMPT_IDS, asked.tokens))
+            pipe.send(generated(decoder, asked.tokens))
     except Exception as error:  # noqa: BLE001  # the process's edge: whatever a peer's library raises is a label
         pipe.send(f"{type(error).__name__}: {error}")
 

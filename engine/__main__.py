@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,15 +17,12 @@ from engine.commands.ids import add_prompt, prompts_of
 from engine.commands.settings import add_settings, settings_of
 from engine.config import DEVICES, RunRequest, parse_request, read_request
 from engine.errors import SHOWN_REASONS, BadRequest, EngineError
-from engine.interrupt import ended_by_signals
+from engine.interrupt import ABANDONED, end_with, ended_by_signals
 from engine.journal import Collected, Emit, to_fd
 from engine.plain import plain, plain_lines
 from engine.run import execute
 from engine.show import show
 from engine.tokens import Tokens
-
-ABANDONED = 143
-"""Exit code of a run whose parent or reader went away; as a process that was told to end."""
 
 
 def main(argv: list[str] | None = None, program: str = "python -P -m engine") -> int:
@@ -101,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
     for name in ("result_fd", "control_fd"):
         _check_fd(name, getattr(arguments, name))
     if arguments.control_fd is not None:
-        _end_with(arguments.control_fd)
+        end_with(arguments.control_fd)
     collected = Collected()
     emit: Emit = collected if arguments.result_fd is None else to_fd(arguments.result_fd)
     try:
@@ -178,17 +174,6 @@ def _check_fd(name: str, fd: int | None) -> None:
         os.fstat(fd)
     except (OSError, OverflowError) as error:
         raise BadRequest(f"--{name.replace('_', '-')} {fd} is not open", "give a file descriptor to inherit") from error
-
-
-def _end_with(control_fd: int) -> None:
-    """End this process when the parent's side of the pipe closes: an orphan must not hold a card."""
-
-    def wait() -> None:
-        while os.read(control_fd, 1):
-            pass
-        os._exit(ABANDONED)
-
-    threading.Thread(target=wait, daemon=True, name="control").start()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ The tree::
     +- OutOfMemory             14   the device or host ran out
     +- NonFiniteLogits         15   a step gave NaN or infinity
     +- DeviceFailure           16   driver call failed, or a device rule was broken
+    +- CannotLoad              17   what another engine runs on is not on this host
 """
 
 from __future__ import annotations
@@ -101,11 +102,27 @@ class DeviceFailure(EngineError):
     kind = "device"
 
 
+class CannotLoad(EngineError):
+    """A library, provider or program that another engine is made of is not on this host, or takes none of the model."""
+
+    exit_code = 17
+    kind = "cannot_load"
+
+
 EXIT_KINDS: dict[int, str] = {
     0: "ok",
     **{
         c.exit_code: c.kind
-        for c in (BadRequest, ModelFilesError, UnsupportedModel, Refused, OutOfMemory, NonFiniteLogits, DeviceFailure)
+        for c in (
+            BadRequest,
+            ModelFilesError,
+            UnsupportedModel,
+            Refused,
+            OutOfMemory,
+            NonFiniteLogits,
+            DeviceFailure,
+            CannotLoad,
+        )
     },
 }
 """Exit code of a run's process -> the word stored for it."""

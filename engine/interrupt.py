@@ -15,6 +15,8 @@ from types import FrameType
 
 INTERRUPTED = "interrupted"
 """Kind of the error line of a run that was told to end. It is no exit code's: the process ends by the signal."""
+ABANDONED = 143
+"""Exit code of a run whose parent or reader went away; as a process that was told to end."""
 _ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 _BY_DEFAULT = (signal.SIG_DFL, signal.default_int_handler)
 
@@ -62,3 +64,14 @@ def ended_by_signals(*, tells: bool = False) -> Iterator[None]:
     finally:
         for number, was in heard.items():
             signal.signal(number, was)
+
+
+def end_with(control_fd: int) -> None:
+    """End this process when the parent's side of the pipe closes: an orphan must not hold a card."""
+
+    def wait() -> None:
+        while os.read(control_fd, 1):
+            pass
+        os._exit(ABANDONED)
+
+    threading.Thread(target=wait, daemon=True, name="control").start()

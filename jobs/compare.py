@@ -196,7 +196,7 @@ def _exact_names(arm: MeasuredArm) -> set[str]:
 
 def _is_undeclared(value: Reading) -> bool:
     """Whether an arm's program neither names nor tells a counter, so that nothing is asked of it."""
-    return type(value) is Missing and value.missing == gates.UNDECLARED
+    return type(value) is Missing and value.missing.startswith(gates.UNDECLARED)
 
 
 def _arm_value(name: str, runs: Sequence[MeasuredRun]) -> Reading:

@@ -10,7 +10,9 @@ from jobs.redact import redact
 from jobs.reviewed import Waiver
 from jobs.verdict import Finding, Outcome
 
-EVIDENCE: frozenset[Outcome] = frozenset({"MISSING", "VACUOUS", "NOT_COMPARABLE", "CONTAMINATED", "BUILD_FAILED"})
+EVIDENCE: frozenset[Outcome] = frozenset(
+    {"MISSING", "VACUOUS", "NOT_COMPARABLE", "CONTAMINATED", "BUILD_FAILED", "CANNOT_LOAD"}
+)
 """Outcomes that say "nothing is proven": they block wherever any gate blocks."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from engine.errors import CannotLoad
 from jobs import checks, expressions, more_runs
 from jobs.compare import AGAIN, THROTTLED, MeasuredArm, MeasuredRun, measured_arm
 from jobs.identity import ArmStreams, streams_of
@@ -45,6 +46,12 @@ class ArmEvidence:
     def counted(self) -> list[RunFact]:
         """Runs that count."""
         return [run for run, end in self.endings if end.kind == "measured"]
+
+    @property
+    def unloaded(self) -> str:
+        """Why the arm's engine could not be loaded in any run, in one line; empty where it was."""
+        told = [end.detail for _, end in self.ended("engine") if end.word == CannotLoad.kind]
+        return told[0] if told and not self.counted() else ""
 
     def ended(self, kind: checks.EndKind) -> list[tuple[RunFact, checks.Ending]]:
         """Runs that ended in one way."""

@@ -198,8 +198,8 @@ class _Cell:
                 comparable=comparable,
                 inquiry=self.inquiry,
             )
-        if unbuilt := base.plan.unbuilt or arm.plan.unbuilt:
-            rows = tuple(row.model_copy(update={"note": unbuilt}) if row.klass == "MISSING" else row for row in rows)
+        if why := base.plan.unbuilt or arm.plan.unbuilt or arm.unloaded:
+            rows = tuple(row.model_copy(update={"note": why}) if row.klass == "MISSING" else row for row in rows)
         self.pair_rows[arm.name] = rows
         told = both and self.manifest.gate.identity != "off"
         judge_pair.find_differences(self.docket, arm, rows, self.contract, both=told)

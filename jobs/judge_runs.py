@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from engine.errors import CannotLoad
 from jobs import checks, matching, plausible
 from jobs.docket import Docket
 from jobs.judge_arm import ArmEvidence
@@ -39,7 +40,8 @@ def find_endings(docket: Docket, base: ArmEvidence | None, arms: Sequence[ArmEvi
             message = f"{len(absent) + max(0, short_by)} of {arm.expected} runs of {arm.name} are missing: {reasons[0]}"
             docket.add("MISSING", "identity", message, arm=arm.name, run_ids=_ids(absent))
         for ended in _by_word(arm.ended("engine")):
-            _engine_failure(docket, arm, ended, base_fails=base_fails, base_counts=base_counts)
+            elsewhere = base is None or arm.plan.adapter != base.plan.adapter
+            _engine_failure(docket, arm, ended, base_fails=base_fails, base_counts=base_counts, elsewhere=elsewhere)
 
 
 def find_faults(docket: Docket, plan: CellPlan, arm: ArmEvidence, *, is_base: bool) -> None:
@@ -149,13 +151,16 @@ def _build_failure(docket: Docket, arm: ArmEvidence, *, of_base: bool) -> None:
 
 
 def _engine_failure(
-    docket: Docket, arm: ArmEvidence, ended: Sequence[EndedRun], *, base_fails: bool, base_counts: bool
+    docket: Docket, arm: ArmEvidence, ended: Sequence[EndedRun], *, base_fails: bool, base_counts: bool, elsewhere: bool
 ) -> None:
+    """`elsewhere`: another kind of engine than base's, which a host may lack without anybody's doing."""
     end = ended[0][1]
     told = end.detail if end.detail.startswith(end.word) else f"{end.word}: {end.detail}"
     said = f"{_runs(ended, arm)} of {arm.name} ended, {told}"
     run_ids = _ids(ended)
-    if arm.plan.role in ("base", "null"):
+    if end.word == CannotLoad.kind and (elsewhere or not base_counts):
+        docket.add("CANNOT_LOAD", "identity", said, arm=arm.name, run_ids=run_ids)
+    elif arm.plan.role in ("base", "null"):
         remedy = "Mend base first, or choose a scenario that base can run; without it there is nothing to compare with."
         docket.add("MISSING", "identity", said, arm=arm.name, remedy=remedy, run_ids=run_ids)
     elif base_fails:

@@ -98,10 +98,14 @@ def pair_mismatches(
     found = [
         refuse(f"{name} is {_words(mine)} in {base.name} and {_words(theirs)} in {other.name}", _declare(name))
         for name, mine, theirs in _config_differences(base_runs, other_runs)
-        if name not in varies and not _is_unsaid(mine, theirs, varies)
+        if name not in varies
+        and not _is_unsaid(mine, theirs, varies)
+        and not _is_of_program(name, mine, theirs, varies)
     ]
     for key in DEVICE_KEYS:
         if (key == "granule_bytes" and "granule" in varies) or (key == "driver" and "driver" not in scope):
+            continue
+        if key == "kind" and "device" in varies and len(_device_values(base_runs, key)) == 1:
             continue
         mine, theirs = _device_values(base_runs, key), _device_values(other_runs, key)
         if (mine != theirs or len(mine) > 1) and not _is_unsaid(mine, theirs, varies):
@@ -121,6 +125,11 @@ def pair_mismatches(
 def _is_unsaid(mine: frozenset[str], theirs: frozenset[str], varies: Sequence[str]) -> bool:
     """Whether two engines are compared of which one does not say a thing in any run."""
     return "program" in varies and (len(mine) == len(theirs) == 1) and ABSENT in mine | theirs
+
+
+def _is_of_program(name: str, mine: frozenset[str], theirs: frozenset[str], varies: Sequence[str]) -> bool:
+    """Whether a setting is another engine's own, such as its version, in which two of a kind differ on purpose."""
+    return "program" in varies and "." in name and len(mine) == len(theirs) == 1
 
 
 def _config_differences(

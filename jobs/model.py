@@ -103,7 +103,9 @@ class ArmPlan(Document):
     `source` is what the user wrote (git ref, path, "checkout", "installed"); `tree_digest` the digest of the engine
     tree that the child must report, a build's outputs included; `python_path` where the child imports it from (None:
     the installed package). Of the adapter `command`, `python_path` is the root of the program's tree, `counters` are
-    those that it says it tells, and `reads` is how what it prints is read (None: it speaks the child protocol).
+    those that it says it tells, and `reads` is how what it prints is read (None: it speaks the child protocol). Of an
+    engine that nobody here wrote `options` are what it is told beside the engine's config, and the digest is the
+    harness's, which holds what drives it.
     """
 
     name: str
@@ -120,6 +122,7 @@ class ArmPlan(Document):
     counters: tuple[str, ...] = ()
     note: str = ""  # on how its commit was found
     reads: Reads | None = None
+    options: dict[str, str | int | bool | None] = {}
 
     @property
     def unbuilt(self) -> str:
@@ -129,9 +132,9 @@ class ArmPlan(Document):
 
     @model_serializer(mode="wrap")
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Written as before there were builds and programs where it has none: stored manifests keep their digests."""
+        """Written as before there were builds and other engines where it has none: stored manifests keep digests."""
         fields: dict[str, Any] = serialize(self)
-        for name in ("build", "counters", "reads", "note"):
+        for name in ("build", "counters", "reads", "note", "options"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields

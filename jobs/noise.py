@@ -34,12 +34,13 @@ class Calibration(Document):
 
 def scenario_digest(plan: CellPlan, base: ArmPlan) -> str:
     """What must be equal for noise to carry over: model, prompts, settings, base's config and program, not its code."""
-    told = {
+    told: dict[str, object] = {
         "model": plan.model_digest,
         "prompts": [list(prompt) for prompt in (plan.prompt_ids, *plan.further_prompts)],
         "config": {**plan.config, **base.config},
         "settings": plan.settings.model_dump(mode="json"),
         "adapter": base.adapter,
         "command": list(base.command),
+        **({"options": base.options} if base.options else {}),
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -30,6 +30,7 @@ EXIT_WHEN_BLOCKING = MappingProxyType[Outcome, int](
         "INFRASTRUCTURE": 4,
         "RETRACTED": 3,
         "NOT_COMPARABLE": 3,
+        "CANNOT_LOAD": 3,
         "MISSING": 3,
         "CONTAMINATED": 3,
         "VACUOUS": 3,

@@ -50,13 +50,14 @@ class ArmSource:
     """Where an arm's engine comes from; `value` is the git ref or the absolute folder, empty otherwise.
 
     `build`: what must be run in the whole tree of that source before it can serve. `program`: what serves is a command
-    in that tree, which need hold no engine.
+    in that tree, which need hold no engine. `peer`: what serves is a library, driven by a file of the harness.
     """
 
     kind: SourceKind
     value: str = ""
     build: BuildPlan | None = None
     program: bool = False
+    peer: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,7 @@ Outcome = Literal[
     "REGRESSED",
     "NOT_AS_DECLARED",
     "BUILD_FAILED",
+    "CANNOT_LOAD",
     "BROKEN_INVARIANT",
     "VACUOUS",
     "NOT_COMPARABLE",

@@ -23,6 +23,7 @@ REMEDY = MappingProxyType[Outcome, str](
         "INFRASTRUCTURE": "Mend the host or the worker, then run the sweep anew.",
         "RETRACTED": "Run the sweep anew; where a run or golden alone was retracted, judge it again without that.",
         "NOT_COMPARABLE": "Make the arms equal in what the sweep does not vary, then run it again.",
+        "CANNOT_LOAD": "Install what the engine needs on the host, or take its arm out of the sweep.",
         "MISSING": "Go on with --resume while runs are pending; when none is, mend the cause and run the sweep anew.",
         "CONTAMINATED": "Free the card of other work, then run the sweep anew.",
         "VACUOUS": "Choose a scenario in which the changed path runs, or mend the path so that it does.",
@@ -150,7 +151,7 @@ def _same_as_base(arms: Sequence[ArmPlan]) -> str:
 
 
 def _compared(arm: ArmPlan) -> tuple[object, ...]:
-    run_by = (arm.adapter, arm.command, arm.reads)
+    run_by = (arm.adapter, arm.command, arm.reads, arm.options)
     return (*run_by, arm.tree_digest, repr(sorted(arm.config.items())), sorted(arm.env.items()))
 
 

@@ -21,6 +21,7 @@ from jobs.provenance import (
     ResolvedArm,
     ResolvedModel,
     find_checkout,
+    harness_digest,
     own_root,
     snapshot,
     tree_digest,
@@ -89,6 +90,8 @@ class LocalResolver:
         if source.kind == "merge-base":
             base = self._merge_base(source)
             return replace(self.arm(name, replace(source, kind="git", value=base.commit)), note=base.note)
+        if source.peer:
+            return ResolvedArm(None, harness_digest(own_root()))
         found = self._arm(name, source)
         if source.kind == "git" and found.commit is not None:
             return replace(found, note=earlier_push(self._holder(source), found.commit))

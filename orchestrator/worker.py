@@ -19,9 +19,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from jobs.adapters.base import Adapter, RunOrder, RunPlace, RunResult
-from jobs.adapters.command import CommandAdapter
-from jobs.adapters.native import NativeAdapter
 from jobs.adapters.native_forced import ForceOrder, adjudicate
+from jobs.adapters.registry import adapters
 from jobs.errors import Unstorable
 from jobs.model import Certificate, RunRecord
 from jobs.near_tie import Adjudication
@@ -78,9 +77,7 @@ class GpuWorker:
     probe: CardProbe
     environ: Mapping[str, str]
     stopped: Callable[[], bool] = lambda: False
-    adapters: Mapping[str, Adapter] = field(
-        default_factory=lambda: {"native": NativeAdapter(), "command": CommandAdapter()}
-    )
+    adapters: Mapping[str, Adapter] = field(default_factory=adapters)
     _lock: CardLock | None = None
     _child: int | None = None
 

@@ -24,6 +24,7 @@ OUTCOMES: Final[Mapping[str, tuple[Tone, str]]] = {
     "BROKEN_INVARIANT": ("bad", "the counters contradict each other"),
     "VACUOUS": ("warn", "the path under test never ran, so nothing is proven"),
     "NOT_COMPARABLE": ("warn", "the arms differ in more than what was meant to vary"),
+    "CANNOT_LOAD": ("warn", "an engine is not on this host, so it was not compared"),
     "CONTAMINATED": ("warn", "the card was not clear"),
     "MISSING": ("warn", "a part of the answer was never measured"),
     "RETRACTED": ("warn", "what it rests on was retracted, so nothing is proven any more"),

@@ -7,6 +7,7 @@ here, and whoever else is on a card cannot change what is computed, so that none
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from jobs.adapters.child import ChildOrder, run_child
 from jobs.adapters.ends import last_log_line
 from jobs.adapters.model_files import ModelDigests
 from jobs.adapters.native import checked_tree, child_environment
+from jobs.adapters.peer_run import peer_command, peer_environment, request_file
+from jobs.adapters.registry import PEERS
 from jobs.errors import SpecError
 from jobs.model import ArmPlan, CellPlan
 from jobs.near_tie import Adjudication, FollowUp, ForcedPosition
@@ -120,6 +123,8 @@ def _position(
 
 def _logits(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, command: tuple[str, ...], arm: ArmPlan) -> Logits:
     """What an engine computes for these ids, a row for each of them. Raises _Failed."""
+    if arm.adapter in PEERS:
+        return _of_peer(order, ids, place, command[0], arm)
     if arm.adapter != "native":
         raise _Failed(f"the engine of {arm.name} is run by {arm.adapter}, which cannot force ids")
     _, _, fault = checked_tree(arm)
@@ -128,23 +133,52 @@ def _logits(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, command: t
     asked, out = order.asked, place.scratch / f"{len(list(place.scratch.iterdir()))}.npz"
     fed = {"--model": order.cell.model_path, "--prompt-ids": _words(asked.prompt_ids), "--out": str(out)}
     fed["--forced-ids"] = _words(ids[:-1])
+    words = (*command, *(f"{name}={value}" for name, value in fed.items()))
+    return _fed(order, len(ids), place, ChildLine(words, child_environment(arm, place.environ), arm.name, out))
+
+
+def _of_peer(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, python: str, arm: ArmPlan) -> Logits:
+    """What a library computes for these ids, fed one by one. Raises _Failed."""
+    peer, asked = PEERS[arm.adapter], order.asked
+    if not peer.forces:
+        raise _Failed(f"the engine of {arm.name} is {peer.name}, which cannot force ids")
+    cell = order.cell.model_copy(update={"prompt_ids": asked.prompt_ids, "further_prompts": ()})
+    out = place.scratch / f"{len(list(place.scratch.iterdir()))}.npz"
+    request = request_file(cell, arm, asked.card, place.scratch)
+    words = ("logits", f"--request={request}", f"--out={out}", f"--forced-ids={_words(ids[:-1])}")
+    env = peer_environment(arm, place.environ, asked.card)
+    return _fed(order, len(ids), place, ChildLine((*peer_command(peer, python), *words), env, arm.name, out))
+
+
+@dataclass(frozen=True, slots=True)
+class ChildLine:
+    """What is started for an arm, and where it writes its logits."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    name: str
+    out: Path
+
+
+def _fed(order: ForceOrder, rows: int, place: RunPlace, line: ChildLine) -> Logits:
+    """The logits that a child writes. Raises _Failed."""
     child = ChildOrder(
-        argv=(*command, *(f"{name}={value}" for name, value in fed.items())),
-        env=child_environment(arm, place.environ),
+        argv=line.argv,
+        env=line.env,
         cwd=place.scratch,
-        log_path=place.scratch / f"{out.stem}.log",
+        log_path=place.scratch / f"{line.out.stem}.log",
         timeout_s=order.timeout_s,
     )
     try:
         end = run_child(child, on_spawn=place.on_spawn, stopped=place.stopped)
     except OSError as exc:
-        raise _Failed(f"{arm.name} could not be started: {exc}") from exc
+        raise _Failed(f"{line.name} could not be started: {exc}") from exc
     if end.timed_out:
-        raise _Failed(f"{arm.name} had no answer within {order.timeout_s:g} s")
+        raise _Failed(f"{line.name} had no answer within {order.timeout_s:g} s")
     if end.exit_code != 0:
         how = f"signal {end.signal}" if end.exit_code is None else f"exit {end.exit_code}"
-        raise _Failed(f"{arm.name} ends with {how}; {last_log_line(end)}")
-    return _read(out, len(ids), arm.name)
+        raise _Failed(f"{line.name} ends with {how}; {last_log_line(end)}")
+    return _read(line.out, rows, line.name)
 
 
 def _read(out: Path, rows: int, name: str) -> Logits:

@@ -20,9 +20,9 @@ from jobs.spec.programs import check_programs
 from jobs.spec.yaml_lines import Path_, Source
 
 AXES_APART = ("model", "prompt")
-VARIES_APART = ("build", "env", "program")
-"""What `varies` may name beside engine config names: the engine's code, the arm's environment, and its adapter with
-what that is told."""
+VARIES_APART = ("build", "env", "program", "device")
+"""What `varies` may name beside engine config names: the engine's code, the arm's environment, its adapter with what
+that is told, and the kind of device that computes, as where one engine runs on the card and one beside it."""
 
 SOURCES = "checkout, installed, path:DIR, git:REF, merge-base:REF, or like: ARM in place of a source"
 MOST_CELLS = 10_000
@@ -68,6 +68,7 @@ def merged(form: SweepForm, name: str) -> ArmForm:
             command=arm.command or made.command,
             counters=arm.counters if arm.counters is not None else made.counters,
             reads=arm.reads if "reads" in arm.model_fields_set else made.reads,
+            options=None if arm.options is made.options is None else {**(made.options or {}), **(arm.options or {})},
             build=arm.build if "build" in arm.model_fields_set else made.build,  # `build: null` takes none over
             config={**made.config, **arm.config},
             env={**made.env, **arm.env},
@@ -363,7 +364,7 @@ def _made_of(arm: ArmForm) -> tuple[Any, ...]:
 
 def _program(arm: ArmForm) -> tuple[Any, ...]:
     """What an arm is run by: another unit or another place of a figure is another measure."""
-    return (arm.adapter or "native", arm.command, arm.counters, arm.reads)
+    return (arm.adapter or "native", arm.command, arm.counters, arm.reads, arm.options or None)
 
 
 def _value(arm: ArmForm, key: str) -> Any:

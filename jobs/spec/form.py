@@ -92,16 +92,18 @@ class ReadsForm(Form):
 class ArmForm(Form):
     """One build and config under comparison. `like` takes another arm's values; what is written here replaces them.
 
-    `command`, `counters` (those that it tells) and `reads` go with the adapter `command`.
+    `command`, `counters` (those that it tells) and `reads` go with the adapter `command`, and `options` with engines
+    that nobody here wrote.
     """
 
     source: Text | None = None
     like: Text | None = None
     role: ArmRole | None = None
-    adapter: Literal["native", "command"] | None = None
+    adapter: Text | None = None
     command: Text | None = None
     counters: tuple[Text, ...] | None = None
     reads: ReadsForm | None = None
+    options: dict[str, OneValue] | None = None
     build: BuildForm | None = None
     config: dict[str, OneValue] = {}
     env: dict[str, str] = {}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from engine.errors import EngineError
+from jobs.adapters.registry import PEERS
 from jobs.contract import IdentityContract
 from jobs.errors import SpecError
 from jobs.model import (
@@ -29,7 +30,7 @@ from jobs.reads import Reads
 from jobs.spec.checks import AXES_APART, check_sweep, merged, role_of
 from jobs.spec.faults import parse
 from jobs.spec.form import Scalar, SweepForm
-from jobs.spec.programs import told_counters
+from jobs.spec.programs import reads_any_model, told_counters
 from jobs.spec.requests import check_requests, config_place
 from jobs.spec.reviewed import OnDisk, expectations, load_reviewed, reviewed
 from jobs.spec.yaml_lines import Path_, Source, read_file
@@ -102,7 +103,7 @@ def _model(spec: SweepSpec, name: str, resolver: Resolver) -> ResolvedModel:
     form = spec.form.models[name]
     path = None if form.path is None else _on_disk(spec, ("models", name, "path"), form.path)
     hollow = form.hollow or (path is not None and spec.form.run.arithmetic == "none")
-    programs = all(merged(spec.form, arm).adapter == "command" for arm in spec.form.arms)
+    programs = all(reads_any_model(merged(spec.form, arm)) for arm in spec.form.arms)
     try:
         return resolver.model(name, ModelSource(path, form.build, form.seed, form.layers, hollow, programs))
     except (SpecError, EngineError) as error:
@@ -139,6 +140,7 @@ def _written(spec: SweepSpec, name: str) -> ArmPlan:
         build=None if arm.build is None else BuildPlan(**arm.build.model_dump()),
         counters=told_counters(arm),
         reads=None if arm.reads is None else Reads(**arm.reads.model_dump(exclude_none=True)),
+        options=dict(arm.options or {}),
     )
 
 
@@ -149,7 +151,8 @@ def _resolved(spec: SweepSpec, arm: ArmPlan, resolver: Resolver) -> ArmPlan:
     if kind == "path":
         value = str(_on_disk(spec, path, value))
     try:
-        found: ResolvedArm = resolver.arm(arm.name, ArmSource(kind, value, arm.build, arm.adapter == "command"))  # type: ignore[arg-type]
+        runs = {"program": arm.adapter == "command", "peer": arm.adapter in PEERS}
+        found: ResolvedArm = resolver.arm(arm.name, ArmSource(kind, value, arm.build, **runs))  # type: ignore[arg-type]
     except SpecError as error:
         raise _placed(spec, path, error) from error
     told = {

@@ -1,4 +1,4 @@
-"""Arms that are programs of their own: what a sweep file must say of the adapter `command`, and may say of it alone."""
+"""Arms that another engine runs: what a sweep file must say of a program or of a library, and may say of it alone."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from engine.counters import COUNTERS
+from jobs.adapters.peer import Peer
+from jobs.adapters.registry import PEERS
 from jobs.errors import SpecError
 from jobs.gates import GATING
 from jobs.reads import UNITS, units_of
@@ -15,10 +17,19 @@ from jobs.spec.yaml_lines import Path_, Source
 
 
 def check_programs(form: SweepForm, arms: Mapping[str, ArmForm], source: Source) -> Iterator[SpecError]:
-    """Every fault of arms that name a command, or should; `arms` with what they take from others filled in."""
+    """Every fault of arms that are not native, or should not be; `arms` with what they take from others filled in."""
     for name, arm in arms.items():
         path: Path_ = ("arms", name)
-        if arm.adapter != "command":
+        adapter = arm.adapter or "native"
+        if adapter not in (known := ("native", "command", *PEERS)):
+            yield source.error((*path, "adapter"), f"unknown adapter {adapter!r}", nearest(adapter, known))
+            continue
+        if adapter in PEERS:
+            yield from _peer(form, arm, PEERS[adapter], path, source)
+        elif arm.options is not None:
+            remedy = f"those are {', '.join(PEERS)}; what an engine of ours is told stands under config"
+            yield source.error((*path, "options"), "options goes with an adapter of another engine's library", remedy)
+        if adapter != "command":
             for key in ("command", "counters", "reads"):
                 if getattr(arm, key) is not None:
                     yield source.error((*path, key), f"{key} goes with adapter: command", "add adapter: command")
@@ -31,26 +42,77 @@ def check_programs(form: SweepForm, arms: Mapping[str, ArmForm], source: Source)
         if form.run.arithmetic == "none":
             remedy = "a plan-only sweep has native arms alone"
             yield source.error((*path, "adapter"), "a program cannot plan alone", remedy)
-        yield from _counters(form, arm, path, source)
+        yield from _counters(arm, path, source)
+        yield from _gating(form, arm, path, source)
         if arm.reads is not None:
             yield from _reads(form, arm, arm.reads, (*path, "reads"), source)
 
 
-def _counters(form: SweepForm, arm: ArmForm, path: Path_, source: Source) -> Iterator[SpecError]:
-    """What a program says it counts: known names, and one at least that can gate where counters do."""
+def reads_any_model(arm: ArmForm) -> bool:
+    """Whether what runs an arm takes files that no engine of ours would load."""
+    peer = PEERS.get(arm.adapter or "native")
+    return arm.adapter == "command" or (peer is not None and peer.any_model)
+
+
+def _peer(form: SweepForm, arm: ArmForm, peer: Peer, path: Path_, source: Source) -> Iterator[SpecError]:
+    """A library is what is installed here; it takes its own options, and few settings of our engine."""
+    if arm.source != "installed":
+        remedy = "source: installed; another version of it goes by env: {PYTHONPATH: DIR}"
+        yield source.error((*path, "source"), f"{peer.name} is a library, and no tree is run", remedy)
+    if arm.build is not None:
+        yield source.error((*path, "build"), f"{peer.name} is a library: there is nothing to build", "remove the key")
+    if form.run.arithmetic == "none":
+        yield source.error(
+            (*path, "adapter"), f"{peer.name} cannot plan alone", "a plan-only sweep has native arms alone"
+        )
+    for name, value in (arm.options or {}).items():
+        yield from _option(peer, name, value, (*path, "options", name), source)
+    places: dict[str, Path_] = {name: ("matrix", name) for name in form.matrix if name not in ("model", "prompt")}
+    places |= {name: (*path, "config", name) for name in arm.config}
+    for name in places.keys() - peer.serves:
+        remedy = "give it to the native arms alone, under their config"
+        yield source.error(places[name], f"{peer.name} cannot be given {name}", remedy)
+    yield from _gating(form, arm, path, source)
+
+
+def _option(peer: Peer, name: str, value: object, path: Path_, source: Source) -> Iterator[SpecError]:
+    option = peer.options.get(name)
+    if option is None:
+        yield source.error(path, f"{peer.name} has no option {name!r}", nearest(name, peer.options))
+        return
+    due = str if option.default is None else type(option.default)
+    if type(value) is not due and not (value is None and option.default is None):
+        yield source.error(path, f"{name} is {value!r}, and no {_TYPES[due]}", option.meaning)
+    elif option.among and value not in option.among:
+        yield source.error(path, f"{name} is {value!r}", f"one of {', '.join(option.among)}")
+
+
+_TYPES = {str: "text", int: "whole number", bool: "true or false"}
+
+
+def _counters(arm: ArmForm, path: Path_, source: Source) -> Iterator[SpecError]:
+    """What a program says it counts: known names."""
     if arm.counters is not None and arm.reads is not None:
         remedy = "those of reads.counters are what it tells; remove the key"
         yield source.error((*path, "counters"), "counters goes without reads", remedy)
     for index, name in enumerate(arm.counters or ()):
         if name not in COUNTERS:
             yield source.error((*path, "counters", index), f"unknown counter {name!r}", nearest(name, COUNTERS))
+
+
+def _gating(form: SweepForm, arm: ArmForm, path: Path_, source: Source) -> Iterator[SpecError]:
+    """Where counters gate, an engine must tell one that can."""
     if form.gate.exact != "off" and not GATING & set(told_counters(arm)):
-        remedy = f"list some of {', '.join(sorted(GATING))}, or gate: {{exact: off}}"
+        remedy = "gate: {exact: off}"
+        if arm.adapter == "command":
+            remedy = f"list some of {', '.join(sorted(GATING))}, or {remedy}"
         yield source.error(path, "the exact gate is on, and the arm's program tells no counter that gates", remedy)
 
 
 def told_counters(arm: ArmForm) -> tuple[str, ...]:
-    """The counters that a program says it tells."""
+    """The counters that a program or a library says it tells."""
+    if (peer := PEERS.get(arm.adapter or "native")) is not None:
+        return peer.counters
     return tuple(arm.reads.counters) if arm.reads is not None else arm.counters or ()
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 from jobs.adapters.command import request_variables
+from jobs.adapters.native import request_document
+from jobs.adapters.peer_run import peer_command
+from jobs.adapters.registry import PEERS
 from jobs.model import ArmPlan, CellInput, JudgeInput, RunFact, RunRecord
 from jobs.redact import redact
 from reports.blocks import Block, Column, Inlines, Name, Section, State, Table, Verbatim, words
@@ -73,6 +77,8 @@ def rerun_command(arm: ArmPlan, cell: CellInput) -> str:
     """The shell command that runs one arm of a cell by hand, every value quoted."""
     if arm.adapter == "command":
         return _program_command(arm, cell)
+    if arm.adapter in PEERS:
+        return _peer_command(arm, cell)
     plan, settings = cell.plan, cell.plan.settings
     config = {**plan.config, **arm.config}
     prompts = [word for ids in plan.prompts(arm) for word in ("--prompt-ids", " ".join(map(str, ids)))]
@@ -98,11 +104,25 @@ def rerun_command(arm: ArmPlan, cell: CellInput) -> str:
 
 def _program_command(arm: ArmPlan, cell: CellInput) -> str:
     """A program in its tree, its lines on the terminal."""
-    cards = (run.record.device.get("uuid") for run in _ordered(cell) if run.record is not None and run.arm == arm.name)
-    asked = request_variables(cell.plan, arm, str(next(cards, "SIM-0")))
+    asked = request_variables(cell.plan, arm, _card(arm, cell))
     given = {**asked, "ASSAY_SCRATCH": "/tmp", **({} if arm.reads else {"ASSAY_RESULT": "/dev/stdout"})}
     words_ = ["env", f"--chdir={arm.python_path}", *(f"{name}={value}" for name, value in given.items()), *arm.command]
     return redact(" ".join(shlex.quote(word) for word in words_))
+
+
+def _peer_command(arm: ArmPlan, cell: CellInput) -> str:
+    """A library's child, its request on standard input and its lines on the terminal."""
+    asked = json.dumps({**request_document(cell.plan, arm, _card(arm, cell)), "options": arm.options})
+    env = ["env", *(f"{name}={value}" for name, value in arm.env.items())] if arm.env else []
+    child = [*env, *peer_command(PEERS[arm.adapter], "python"), "run", "--request=/dev/stdin", "--result-fd=1"]
+    told, ran = (" ".join(shlex.quote(word) for word in words_) for words_ in (["printf", "%s", asked], child))
+    return f"{told} | {ran}"
+
+
+def _card(arm: ArmPlan, cell: CellInput) -> str:
+    """The card that an arm ran on, by its first run."""
+    cards = (run.record.device.get("uuid") for run in _ordered(cell) if run.record is not None and run.arm == arm.name)
+    return str(next(cards, "SIM-0"))
 
 
 def _ordered(cell: CellInput) -> list[RunFact]:

@@ -10,8 +10,9 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from benchmarks.cuda_peers_ort import Asked, OrtDecoder, Peer, Provider, compared, measured, ran, share_of
+from benchmarks.cuda_peers_ort import Asked, Peer, compared, measured, ran, share_of
 from engine.zoo.geometries import GEOMETRIES, build_geometry
+from jobs.adapters.onnxruntime import OrtDecoder, Provider
 from tests.unit.engine_rig import TINY_PROMPT, build_tiny
 
 CPU = "CPUExecutionProvider"
@@ -43,9 +44,9 @@ def plugin(folder: Path, body: str) -> str:
 
 def test_tiny_decodes_its_known_ids_and_each_node_of_each_step_is_told_of(tiny: Path, tmp_path: Path) -> None:
     decoder = OrtDecoder(onnxruntime, tiny, Provider(CPU), "provider", tmp_path / "profile")
-    ids, rate = decoder.generate(TINY_PROMPT, 128)
-    assert ids == json.loads((tiny / "zoo.json").read_text())["facts"]["greedy_ids"]
-    assert rate > 0
+    made = decoder.generate(TINY_PROMPT, 128)
+    assert made.ids == json.loads((tiny / "zoo.json").read_text())["facts"]["greedy_ids"]
+    assert len(made.step_ns) == 127 and min(made.step_ns) > 0
     assert decoder.kv_found_on == ["cpu"]
     assert {name: (ops["MatMulNBits"], ops["GroupQueryAttention"]) for name, ops in decoder.assigned().items()} == {
         CPU: (11, 2)

@@ -123,3 +123,65 @@ def test_tokens_alone_need_no_counter(tmp_path: Path) -> None:
 def test_another_program_on_purpose_is_said(tmp_path: Path) -> None:
     manifest = plan(load(spec_of(tmp_path, SPEAKS, ", command: ./c", "varies: [program]")), FakeResolver())
     assert manifest.arms[1].command[-1] == "./c"
+
+
+# ---- libraries ---------------------------------------------------------------------------------------------------
+
+PEERS = """\
+sweep: theirs
+models: {{m: {{build: tiny}}}}
+prompts: {{p: {{ids: [1, 2]}}}}
+arms:
+  base: {{source: installed}}
+  other: {{source: {source}, adapter: {adapter}{more}}}
+varies: [program]
+gate: {{exact: {exact}}}
+run: {{tokens: 4}}
+{end}
+"""
+
+
+def peers(tmp_path: Path, **told: str) -> Path:
+    known = {"source": "installed", "adapter": "onnxruntime", "more": "", "exact": "off", "end": ""}
+    (tmp_path / "sweep.yaml").write_text(PEERS.format(**{**known, **told}))
+    return tmp_path / "sweep.yaml"
+
+
+def test_a_library_is_planned_with_its_options_and_what_it_tells(tmp_path: Path) -> None:
+    resolver = FakeResolver()
+    manifest = plan(load(peers(tmp_path, more=", options: {kv: host, threads: 2}")), resolver)
+    base, other = manifest.arms
+    assert (other.adapter, other.options) == ("onnxruntime", {"kv": "host", "threads": 2})
+    assert other.counters == ("emitted_tokens",)
+    assert "options" not in base.model_dump(), "a manifest without libraries is written as before"
+    assert [tree.peer for tree in asked_of(resolver, ArmSource)] == [False, True]
+    assert [model.any_files for model in asked_of(resolver, ModelSource)] == [False]
+
+
+@pytest.mark.parametrize(
+    ("told", "says"),
+    [
+        ({"adapter": "onnxruntim"}, "unknown adapter 'onnxruntim'"),
+        ({"source": "checkout"}, "onnxruntime is a library, and no tree is run"),
+        ({"more": ", options: {provder: x}"}, "onnxruntime has no option 'provder'"),
+        ({"more": ", options: {threads: many}"}, "threads is 'many', and no whole number"),
+        ({"more": ", options: {kv: nowhere}"}, "kv is 'nowhere'"),
+        ({"more": ", options: {plugin: 3}"}, "plugin is 3, and no text"),
+        ({"more": ", config: {weight_budget: 50%}"}, "onnxruntime cannot be given weight_budget"),
+        ({"end": "matrix: {capture: [true, false]}"}, "onnxruntime cannot be given capture"),
+        ({"more": ", command: ./b"}, "command goes with adapter: command"),
+        ({"more": ", build: {command: make, outputs: [b]}"}, "onnxruntime is a library: there is nothing to build"),
+        ({"exact": "block"}, "tells no counter that gates"),
+        ({"adapter": "native", "more": ", options: {kv: host}"}, "options goes with an adapter of another engine"),
+    ],
+)
+def test_what_a_library_cannot_be_told_is_refused(tmp_path: Path, told: dict[str, str], says: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(peers(tmp_path, **told))
+    found = [str(error) for error in (caught.value, *caught.value.others)]
+    assert any(says in text for text in found), found
+
+
+def test_a_library_takes_what_it_serves(tmp_path: Path) -> None:
+    path = peers(tmp_path, adapter="torch", end="matrix: {capture: [true, false]}")
+    assert len(plan(load(path), FakeResolver()).cells) == 2
