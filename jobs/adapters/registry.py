@@ -15,6 +15,8 @@ from jobs.adapters.peer_run import PeerAdapter
 PEERS: Mapping[str, Peer] = MappingProxyType({peer.name: peer for peer in (onnxruntime.PEER, torch.PEER)})
 """Engines that nobody here wrote and that a file of this package drives."""
 
+KNOWN = ("native", "command", *PEERS)
+
 
 def adapters() -> dict[str, Adapter]:
     """One of each, as a worker has them."""

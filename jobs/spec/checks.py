@@ -11,6 +11,7 @@ from engine import config as engine_config
 from engine.counters import COUNTERS
 from engine.errors import BadRequest
 from jobs import expressions, gates
+from jobs.adapters.registry import KNOWN
 from jobs.errors import SpecError
 from jobs.metrics import METRICS, counters_of, expression_names
 from jobs.model import ArmRole
@@ -145,6 +146,9 @@ def _arm_likes(form: SweepForm, source: Source) -> Iterator[SpecError]:
             yield source.error((*path, "source"), f"the source has {len(arm.source)} characters", remedy)
         elif arm.source is not None:
             yield from _source(arm.source, (*path, "source"), source)
+        if arm.adapter is not None and arm.adapter not in KNOWN:
+            message = f"unknown adapter {arm.adapter!r}"
+            yield source.error((*path, "adapter"), message, nearest(arm.adapter, KNOWN))
         for key, value in arm.config.items():
             yield from _config_value(key, value, (*path, "config", key), source)
         for key in arm.env:

@@ -21,9 +21,6 @@ def check_programs(form: SweepForm, arms: Mapping[str, ArmForm], source: Source)
     for name, arm in arms.items():
         path: Path_ = ("arms", name)
         adapter = arm.adapter or "native"
-        if adapter not in (known := ("native", "command", *PEERS)):
-            yield source.error((*path, "adapter"), f"unknown adapter {adapter!r}", nearest(adapter, known))
-            continue
         if adapter in PEERS:
             yield from _peer(form, arm, PEERS[adapter], path, source)
         elif arm.options is not None:
