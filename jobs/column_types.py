@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from pydantic_core import from_json
 from sqlalchemy import Dialect, LargeBinary, Text, TypeDecorator
 
 NOT_STORABLE = re.compile("[\0\ud800-\udfff]")
@@ -63,7 +64,7 @@ class StrictJson(TypeDecorator[Any]):
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> Any:
-        return None if value is None else json.loads(value)
+        return None if value is None else from_json(value)
 
 
 class Numbers(TypeDecorator[tuple[Any, ...]]):

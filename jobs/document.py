@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from datetime import date
+from functools import cache
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -41,8 +43,42 @@ class Document(BaseModel):
 
     def canonical(self) -> str:
         """JSON with sorted keys: the form that is stored and digested."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return _ENCODER.encode(self)
 
     def digest(self) -> str:
         """sha256 of `canonical()`, hexadecimal."""
         return hashlib.sha256(self.canonical().encode()).hexdigest()
+
+
+@cache
+def _form(document: type[Document]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Fields that a document writes under another name, each with it, and its rule of what it leaves out."""
+    fields = document.__pydantic_fields__.items() if document.model_config.get("serialize_by_alias") else ()
+    renamed = tuple((name, field.serialization_alias) for name, field in fields if field.serialization_alias)
+    return renamed, tuple(document.__pydantic_decorators__.model_serializers)
+
+
+def _written(piece: Any) -> Any:
+    """What stands in a document as `model_dump(mode="json")` gives it, the documents in it left to be written next."""
+    if isinstance(piece, date):  # which a datetime is too, and no document holds one
+        return piece.isoformat()
+    if not isinstance(piece, Document):
+        raise TypeError(f"a {type(piece).__name__} has no place in a document")
+    renamed, rules = _form(type(piece))
+    if not renamed and not rules:
+        return piece.__dict__
+
+    def fields(one: Document) -> dict[str, Any]:
+        told = {**one.__dict__}
+        for name, alias in renamed:
+            told[alias] = told.pop(name)
+        return told
+
+    for rule in rules:
+        return getattr(piece, rule)(fields)
+    return fields(piece)
+
+
+_ENCODER = json.JSONEncoder(
+    sort_keys=True, separators=(",", ":"), allow_nan=False, check_circular=False, default=_written
+)

@@ -7,19 +7,17 @@ pass.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
-
-from pydantic import BaseModel
+from typing import TypeVar
 
 from jobs import collector, declared, goldens, losses, more_runs, outcomes, over_batches, stats, waivers, wording
+from jobs.cells_read import CellsRead, Passed, cards_of, text_of
 from jobs.docket import Docket
+from jobs.document import Document
 from jobs.judge_cell import JudgedCell, judge_cell
 from jobs.judge_pair import rows_of_time
-from jobs.model import CellInput, JudgeInput, RunFact
+from jobs.model import CellInput, CellPlan, JudgeInput, RunFact
 from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.noise import Calibration
@@ -28,7 +26,7 @@ from jobs.verdict import Finding, Outcome, Verdict
 Asked = FollowUp | BaseAgain | FreshBlocks
 """What the judge may ask before it answers."""
 
-Piece = TypeVar("Piece", bound=BaseModel)
+Piece = TypeVar("Piece", bound=Document)
 
 
 def judge(doc: JudgeInput, *, runs_more: bool = True) -> Verdict | tuple[Asked, ...]:
@@ -38,11 +36,22 @@ def judge(doc: JudgeInput, *, runs_more: bool = True) -> Verdict | tuple[Asked, 
     """
     with collector.paused():
         doc = normalise(doc)
-        more = sum(len(tuple(more_runs.given(cell.plan, cell.runs))) for cell in doc.cells)
-        room = max(0, doc.manifest.limits.follow_ups - len(doc.adjudications) - more)
-        judged = _judged(doc, room, runs_more=runs_more)
-        asked = tuple(dict.fromkeys(question for cell in judged for question in cell.open_questions))
-        return asked[:room] or _verdict(doc, judged)
+        further = sum(len(tuple(more_runs.given(cell.plan, cell.runs))) for cell in doc.cells)
+        around = doc.model_copy(update={"cells": ()})
+        given = {cell.plan.cell: cell for cell in doc.cells}
+        return _judge(CellsRead(around, iter(doc.cells), further, names_cards=True), given, runs_more=runs_more)
+
+
+def judge_read(read: CellsRead, *, runs_more: bool = True) -> Verdict | tuple[Asked, ...]:
+    """The same of a sweep whose cells are read one after another, each with all its runs: none is kept."""
+    if over_batches.references(read.around.manifest):  # cells that are held against others
+        cells = tuple(read.cells)
+        stamp = read.around.stamp.model_copy(update={"cards": cards_of(cells)})
+        return judge(read.around.model_copy(update={"cells": cells, "stamp": stamp}), runs_more=runs_more)
+    with collector.paused():
+        ordered = (cell for one in read.cells for cell in _one_cell([one]))
+        around = normalise(read.around)
+        return _judge(CellsRead(around, ordered, read.further), {}, runs_more=runs_more)
 
 
 def concluded(doc: JudgeInput, why: str) -> Verdict:
@@ -54,8 +63,10 @@ def concluded(doc: JudgeInput, why: str) -> Verdict:
     return answer.model_copy(update={"input_digest": digest})
 
 
-def _judged(doc: JudgeInput, room: int, *, runs_more: bool) -> list[JudgedCell]:
-    given = {cell.plan.cell: cell for cell in doc.cells}
+def _judge(read: CellsRead, given: Mapping[str, CellInput], *, runs_more: bool) -> Verdict | tuple[Asked, ...]:
+    """`read`: normalised; `given`: by name the cells that others are held against."""
+    doc = read.around
+    room = max(0, doc.manifest.limits.follow_ups - len(doc.adjudications) - read.further)
     rows = rows_of_time(doc.manifest)
     in_force = doc.manifest.reviewed.in_force(waivers.day_of(doc.stamp))
     blessed = goldens.in_force(doc.manifest, doc.retracted_goldens)
@@ -63,9 +74,15 @@ def _judged(doc: JudgeInput, room: int, *, runs_more: bool) -> list[JudgedCell]:
     for known in doc.calibrations:
         noise.setdefault(known.cell, []).append(known)
     smaller = over_batches.references(doc.manifest)
-    judged = []
-    for plan in doc.manifest.cells:
-        runs, other = _runs(given.get(plan.cell)), smaller.get(plan.cell)
+    planned = {plan.cell: plan for plan in doc.manifest.cells}
+    passed, judged, found = Passed(doc), list[JudgedCell](), list[Finding]()
+    for plan, cells in _by_plan(doc.manifest.cells, read.cells):
+        for cell in cells:
+            passed.add(cell)
+            found += _faults_of_rows(doc, planned, cell)
+        if plan is None:
+            continue
+        runs, other = _runs(cells[-1] if cells else None), smaller.get(plan.cell)
         beside = None if other is None else CellInput(plan=other, runs=_runs(given.get(other.cell)))
         answers = [answer for answer in doc.adjudications if answer.asked.cell == plan.cell]
         judged.append(
@@ -83,14 +100,35 @@ def _judged(doc: JudgeInput, room: int, *, runs_more: bool) -> list[JudgedCell]:
                 noise=noise.get(plan.cell, ()),
             )
         )
-    return judged
+    asked = tuple(dict.fromkeys(question for cell in judged for question in cell.open_questions))
+    if asked[:room]:
+        return asked[:room]
+    if not read.names_cards:
+        stamp = doc.stamp.model_copy(update={"cards": tuple(sorted(passed.cards - {""}))})
+        doc = doc.model_copy(update={"stamp": stamp})
+    return _verdict(doc, judged, passed, found)
 
 
-def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
+def _by_plan(
+    plans: Iterable[CellPlan], cells: Iterator[CellInput]
+) -> Iterator[tuple[CellPlan | None, list[CellInput]]]:
+    """Each planned cell with what was given of it, maybe nothing; at last, without a plan, what no plan names."""
+    after = next(cells, None)
+    for plan in plans:
+        own: list[CellInput] = []
+        while after is not None and after.plan.cell == plan.cell:
+            own.append(after)
+            after = next(cells, None)
+        yield plan, own
+    yield None, [*([] if after is None else [after]), *cells]
+
+
+def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell], passed: Passed, found: Sequence[Finding]) -> Verdict:
     cells = tuple(cell.verdict for cell in judged)
     findings = outcomes.worst_first(
         [
-            *_document_findings(doc),
+            *_faults_of_asking(doc),
+            *found,
             *declared.findings(doc.manifest, cells),
             *(finding for cell in judged for finding in cell.findings),
         ]
@@ -120,13 +158,13 @@ def _verdict(doc: JudgeInput, judged: Sequence[JudgedCell]) -> Verdict:
             *waivers.notes(ruled),
         ),
         reviewed=(*declared.reviewed_rows(doc.manifest, cells), *ruled),
-        blind_spots=wording.blind_spots(doc, cells),
+        blind_spots=wording.blind_spots(doc, cells, passed),
         cells_expected=len(doc.manifest.cells),
         cells_judged=sum(cell.compared for cell in judged),
         varies=doc.manifest.varies,
         gate={"identity": gate.identity, "exact": gate.exact, "time": gate.time},
         time_false_alarms=stats.FALSE_ALARMS if any(cell.time for cell in cells) else None,
-        input_digest=input_digest(doc),
+        input_digest=passed.digest(doc),
         stamp=doc.stamp,
     )
 
@@ -167,7 +205,7 @@ def _each_once(pieces: Sequence[Piece]) -> Sequence[Piece]:
 
 
 def _sorted_once(pieces: Iterable[Piece]) -> list[Piece]:
-    texts = {_text(piece): piece for piece in pieces}
+    texts = {text_of(piece): piece for piece in pieces}
     return [texts[text] for text in sorted(texts)]
 
 
@@ -178,19 +216,11 @@ def stamped(verdict: Verdict, harness_digest: str, harness_version: str) -> Verd
 
 
 def input_digest(doc: JudgeInput) -> str:
-    """sha256 of a normalised document. Like `Document.digest`, but a NaN in a broken record does not stop it.
-
-    It is taken run by run: a sweep of ten thousand cells is never written out whole.
-    """
-    around = _text(doc.model_copy(update={"cells": ()}))
-    before, after = around.split('"cells":[]', 1)
-    digest = hashlib.sha256(f'{before}"cells":['.encode())
-    for index, cell in enumerate(doc.cells):
-        digest.update(f'{"," * bool(index)}{{"plan":{_text(cell.plan)},"runs":['.encode())
-        digest.update(",".join(map(_text, cell.runs)).encode())
-        digest.update(b"]}")
-    digest.update(f"]{after}".encode())
-    return digest.hexdigest()
+    """sha256 of a normalised document. It is taken cell by cell: ten thousand are never written out whole."""
+    passed = Passed(around := doc.model_copy(update={"cells": ()}))
+    for cell in doc.cells:
+        passed.add(cell)
+    return passed.digest(around)
 
 
 def _runs(given: CellInput | None) -> tuple[RunFact, ...]:
@@ -201,10 +231,9 @@ def _runs(given: CellInput | None) -> tuple[RunFact, ...]:
     return tuple(first.values())
 
 
-def _document_findings(doc: JudgeInput) -> Iterable[Finding]:
-    """Faults of the document itself: rows that contradict the manifest or each other."""
-    planned = {plan.cell: plan for plan in doc.manifest.cells}
-    if not planned:
+def _faults_of_asking(doc: JudgeInput) -> Iterable[Finding]:
+    """That nothing was asked, or nothing is judged."""
+    if not doc.manifest.cells:
         empty = Docket("", doc.manifest.gate)
         empty.add("MISSING", "identity", "the manifest holds no cell: nothing was asked, so nothing is proven")
         yield from empty.findings()
@@ -213,17 +242,20 @@ def _document_findings(doc: JudgeInput) -> Iterable[Finding]:
         remedy = "Set one of gate.identity, gate.exact and gate.time to block or advise."
         unjudged.add("MISSING", "identity", "every gate is off: nothing was judged", remedy=remedy)
         yield from unjudged.findings()
-    for cell in doc.cells:
-        docket = Docket(cell.plan.cell, doc.manifest.gate)
-        if cell.plan.cell not in planned:
-            docket.add("INFRASTRUCTURE", "infrastructure", "results for a cell that the manifest does not hold")
-        elif cell.plan is not planned[cell.plan.cell] and cell.plan != planned[cell.plan.cell]:
-            docket.add("INFRASTRUCTURE", "infrastructure", "results for a plan that is not the manifest's")
-        ids = [run.run_id for run in cell.runs]
-        for run_id in sorted({run_id for run_id in ids if ids.count(run_id) > 1}):
-            message = f"run {run_id} is there twice with different content"
-            docket.add("INFRASTRUCTURE", "infrastructure", message, run_ids=[run_id])
-        yield from docket.findings()
+
+
+def _faults_of_rows(doc: JudgeInput, planned: Mapping[str, CellPlan], cell: CellInput) -> Iterable[Finding]:
+    """Rows of a cell that contradict the manifest or each other."""
+    docket = Docket(cell.plan.cell, doc.manifest.gate)
+    if cell.plan.cell not in planned:
+        docket.add("INFRASTRUCTURE", "infrastructure", "results for a cell that the manifest does not hold")
+    elif cell.plan is not planned[cell.plan.cell] and cell.plan != planned[cell.plan.cell]:
+        docket.add("INFRASTRUCTURE", "infrastructure", "results for a plan that is not the manifest's")
+    ids = [run.run_id for run in cell.runs]
+    for run_id in sorted({run_id for run_id in ids if ids.count(run_id) > 1}):
+        message = f"run {run_id} is there twice with different content"
+        docket.add("INFRASTRUCTURE", "infrastructure", message, run_ids=[run_id])
+    return docket.findings()
 
 
 def _ordered(run: RunFact) -> RunFact:
@@ -233,30 +265,9 @@ def _ordered(run: RunFact) -> RunFact:
         run = run.model_copy(update={"attempts": attempts})
     if run.record is None or all(one.index < other.index for one, other in pairwise(run.record.generations)):
         return run
-    generations = tuple(sorted(run.record.generations, key=lambda generation: (generation.index, _text(generation))))
+    generations = tuple(sorted(run.record.generations, key=lambda generation: (generation.index, text_of(generation))))
     return run.model_copy(update={"record": run.record.model_copy(update={"generations": generations})})
 
 
 def _run_key(run: RunFact) -> tuple[int, int, str]:
     return (run.block, run.position, run.run_id)
-
-
-def _text(piece: BaseModel) -> str:
-    """JSON of `model_dump(mode="json")`, keys sorted; only what holds a NaN is dumped: that has rules of its own."""
-    try:
-        return _ENCODER.encode(piece)
-    except ValueError:
-        return json.dumps(piece.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
-
-
-def _fields(piece: BaseModel) -> dict[str, Any]:
-    """What stands in a piece, without what it leaves out itself; the pieces in it are written after it."""
-    if piece.model_config.get("serialize_by_alias"):
-        return piece.model_dump(mode="json")
-    for name in piece.__pydantic_decorators__.model_serializers:
-        fields: dict[str, Any] = getattr(piece, name)(lambda one: {**one.__dict__})
-        return fields
-    return piece.__dict__
-
-
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False, default=_fields)

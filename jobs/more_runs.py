@@ -8,7 +8,7 @@ plan alone.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -43,17 +43,24 @@ class FreshBlocks(Document):
 MoreRuns = Annotated[BaseAgain | FreshBlocks, Field(discriminator="kind")]
 
 
-def is_again(plan: CellPlan, run: RunFact) -> bool:
+class RunPlace(NamedTuple):
+    """Where a run stands in its cell."""
+
+    block: int
+    position: int
+
+
+def is_again(plan: CellPlan, run: RunFact | RunPlace) -> bool:
     """Whether a run is one of base again: behind the balanced order of its block, so that its times are of no pair."""
     return run.position >= planned_runs(plan)
 
 
-def is_fresh(plan: CellPlan, run: RunFact) -> bool:
+def is_fresh(plan: CellPlan, run: RunFact | RunPlace) -> bool:
     """Whether a run is of a block that was asked for."""
     return run.block >= plan.blocks
 
 
-def given(plan: CellPlan, runs: Iterable[RunFact]) -> Iterator[str]:
+def given(plan: CellPlan, runs: Iterable[RunFact | RunPlace]) -> Iterator[str]:
     """Kinds of further runs that a cell was given already, each once."""
     runs = tuple(runs)
     if any(is_again(plan, run) for run in runs):

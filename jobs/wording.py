@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from types import MappingProxyType
 
+from jobs.cells_read import Passed
 from jobs.model import ArmPlan, JudgeInput, Missing, Reading
 from jobs.verdict import CellVerdict, Finding, IdentityRow, MetricRow, Outcome
 
@@ -109,8 +110,8 @@ def next_step(first: Finding | None, outcome: Outcome) -> str:
     return (first.remedy if first and first.remedy else "") or REMEDY[outcome]
 
 
-def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...]:
-    """What this sweep could not have caught, from how it was set up."""
+def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict], passed: Passed) -> tuple[str, ...]:
+    """What this sweep could not have caught, from how it was set up and what its runs were made on."""
     plans = doc.manifest.cells
     answered = any(not answer.failure for answer in doc.adjudications)
     asked = "the oracle was asked about differences alone" if answered else "no oracle was run"
@@ -121,10 +122,9 @@ def blind_spots(doc: JudgeInput, cells: Sequence[CellVerdict]) -> tuple[str, ...
         spots = ["Nothing was computed: plans, bytes and captures are exact, and of tokens nothing is known."]
     if same := _same_as_base(doc.manifest.arms):
         spots.insert(0, f"{same} ran the engine of base with its settings: there was no change that could have shown.")
-    runs = [run.record for cell in doc.cells for run in cell.runs if run.record is not None]
-    if any(record.device.get("kind") == "sim" for record in runs):
+    if passed.simulated:
         spots.append("Simulated cards: faults of kernels, driver and timing cannot show.")
-    if any(record.certificate and record.certificate.grade in ("memory", "none") for record in runs):
+    if passed.foreign_unseen:
         spots.append("Processes on the card could not all be told apart: a small foreign one may have been missed.")
     prompts = {(plan.model, plan.prompt) for plan in plans}
     if prompts:

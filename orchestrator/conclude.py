@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jobs.errors import SpecError
-from jobs.judge import Asked, concluded, judge, stamped
+from jobs.judge import Asked, concluded, judge_read, stamped
 from jobs.provenance import harness_digest, own_root
 from jobs.retracted import struck
 from jobs.store import Store
@@ -36,19 +36,16 @@ def judge_sweep(store: Store, sweep_id: str, *, final: bool = False) -> Verdict:
     A sweep about which the oracle could still be asked stays open, as one with runs pending does, unless the answer is
     `final`.
     """
-    given = store.judge_input(sweep_id)
-    answer = judge(given)
-    is_left = not isinstance(answer, Verdict) or any(
-        run.state == "pending" for cell in given.cells for run in cell.runs
-    )
-    verdict = answer if isinstance(answer, Verdict) else concluded(given, "no worker was there")
-    del given  # of a large sweep it is as much again as the verdict, which takes room to be written
+    pending = store.pending(sweep_id).pending
+    answer = store.judged(sweep_id, judge_read)
+    is_left = pending > 0 or not isinstance(answer, Verdict)
+    verdict = answer if isinstance(answer, Verdict) else concluded(store.judge_input(sweep_id), "no worker was there")
     return _kept(store, sweep_id, verdict, closes=final or not is_left)
 
 
 def verdict_or_questions(store: Store, sweep_id: str) -> Verdict | tuple[Asked, ...]:
     """Judge a sweep whose runs are settled and keep the answer, or what the judge asks before it gives one."""
-    answer = judge(store.judge_input(sweep_id))
+    answer = store.judged(sweep_id, judge_read)
     return _kept(store, sweep_id, answer, closes=True) if isinstance(answer, Verdict) else answer
 
 

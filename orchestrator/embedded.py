@@ -18,7 +18,7 @@ from ulid import ULID
 
 from jobs.card_choice import ANY_CARD
 from jobs.errors import StoreError
-from jobs.judge import Asked, judge
+from jobs.judge import Asked, judge_read
 from jobs.model import JudgeInput, Manifest
 from jobs.store import Pending, Store
 from orchestrator.cards import CardHeld, CardName, ProbeError
@@ -102,7 +102,7 @@ def open_questions(store: Store, sweep_id: str) -> tuple[Asked, ...]:
     """What the judge asks for before it answers; nothing as long as runs are pending."""
     if store.pending(sweep_id).pending:
         return ()
-    answer = judge(store.judge_input(sweep_id))
+    answer = store.judged(sweep_id, judge_read)
     return answer if isinstance(answer, tuple) else ()
 
 

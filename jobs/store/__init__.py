@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from sqlalchemy import Connection
 
 from jobs import collector
+from jobs.cells_read import CellsRead
 from jobs.history import History
 from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
 from jobs.more_runs import BaseAgain, FreshBlocks
@@ -63,6 +64,8 @@ __all__ = [
     "SweepRow",
     "WaitingBlocks",
 ]
+
+Found = TypeVar("Found")
 
 LISTED_SWEEPS = 50
 LISTED_EVENTS = 10_000
@@ -295,6 +298,11 @@ class Store:
         """Everything the judge may read, from one consistent view."""
         with collector.paused():
             return self._database.read(lambda c: readback.judge_input(c, sweep_id))
+
+    def judged(self, sweep_id: str, judge: Callable[[CellsRead], Found]) -> Found:
+        """What a judge makes of the same, read from one consistent view while it goes on from cell to cell."""
+        with collector.paused():
+            return self._database.read(lambda c: judge(readback.cells_read(c, sweep_id)))
 
     def record(self, attempt_id: str) -> RunRecord | None:
         """What one attempt measured, also one that was set aside; None when it wrote nothing."""

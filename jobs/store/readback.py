@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, select, true
+from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
 
+from jobs import more_runs
+from jobs.cells_read import CellsRead, cards_of
 from jobs.errors import SpecError
 from jobs.model import (
     AttemptFact,
@@ -54,21 +56,26 @@ Rows = dict[str, list[Row[Any]]]
 AT_ONCE = 200
 """Attempts whose rows are fetched together: bounds both memory and the length of a statement."""
 
+CELLS_AT_ONCE = 50
+"""Cells that are held together while a sweep is read."""
+
 
 def judge_input(connection: Connection, sweep_id: str) -> JudgeInput:
     """Everything the judge may read of a sweep, from one consistent view."""
+    read = cells_read(connection, sweep_id)
+    cells = tuple(read.cells)
+    stamp = read.around.stamp.model_copy(update={"cards": cards_of(cells)})
+    return read.around.model_copy(update={"cells": cells, "stamp": stamp})
+
+
+def cells_read(connection: Connection, sweep_id: str) -> CellsRead:
+    """The same, each cell read from that view when its turn comes."""
     row = submission.one(connection, sweep_id)
     manifest = submission.manifest_of(connection, sweep_id)
-    runs = _run_facts(connection, sweep_id, row.retracted_reason)
-    scenarios = connection.execute(
-        select(scenario).where(scenario.c.sweep_id == sweep_id).order_by(scenario.c.position)
-    ).all()
-    cells = tuple(CellInput(plan=CellPlan.model_validate(s.plan), runs=tuple(runs[s.id])) for s in scenarios)
-    records = [fact.record for cell in cells for fact in cell.runs if fact.record is not None]
-    return JudgeInput(
+    around = JudgeInput(
         manifest=manifest,
         manifest_digest=row.manifest_digest,
-        cells=cells,
+        cells=(),
         adjudications=verdicts.adjudications(connection, sweep_id),
         calibrations=calibrations.known(connection, manifest, row.created_at),
         retracted_goldens=retractions.goldens_of(connection, [one.id for one in manifest.reviewed.goldens]),
@@ -80,9 +87,33 @@ def judge_input(connection: Connection, sweep_id: str) -> JudgeInput:
             base_source=_source(manifest, "base"),
             head_source=_source(manifest, "head"),
             created_at=row.created_at.isoformat(),
-            cards=tuple(sorted({_card(record) for record in records} - {""})),
         ),
     )
+    wanted = select(scenario.c.id, scenario.c.plan).where(scenario.c.sweep_id == sweep_id)
+    scenarios = connection.execute(wanted.order_by(scenario.c.position)).all()
+    plans = {one.id: CellPlan.model_validate(one.plan) for one in scenarios}
+    return CellsRead(around, _cells(connection, plans, row.retracted_reason), _further(connection, sweep_id, plans))
+
+
+def _cells(connection: Connection, plans: Mapping[str, CellPlan], retracted: str | None) -> Iterator[CellInput]:
+    ids = list(plans)
+    for start in range(0, len(ids), CELLS_AT_ONCE):
+        part = ids[start : start + CELLS_AT_ONCE]
+        facts = _run_facts(connection, block.c.scenario_id.in_(part), retracted)
+        for one in part:
+            yield CellInput(plan=plans[one], runs=tuple(facts[one]))
+
+
+def _further(connection: Connection, sweep_id: str, plans: Mapping[str, CellPlan]) -> int:
+    """How many kinds of further runs all cells were given, told by each one's last block and last position."""
+    wanted = (
+        select(run.c.scenario_id, func.max(block.c.number), func.max(run.c.position))
+        .join(block, block.c.id == run.c.block_id)
+        .where(run.c.sweep_id == sweep_id)
+        .group_by(run.c.scenario_id)
+    )
+    rows = connection.execute(wanted).all()
+    return sum(len(tuple(more_runs.given(plans[one], [more_runs.RunPlace(*last)]))) for one, *last in rows)
 
 
 def record(connection: Connection, attempt_id: str) -> RunRecord | None:
@@ -99,34 +130,37 @@ def one_run(connection: Connection, run_id: str) -> StoredRun:
     if row is None:
         raise SpecError(f"no run {run_id!r} in this store", "assay explain ID CELL lists the runs of a cell")
     of = submission.one(connection, row.sweep_id)
-    (fact,) = _run_facts(connection, row.sweep_id, of.retracted_reason, run_id)[row.scenario_id]
+    (fact,) = _run_facts(connection, run.c.id == run_id, of.retracted_reason)[row.scenario_id]
     plan = connection.execute(select(scenario.c.plan).where(scenario.c.id == row.scenario_id)).scalar_one()
     arms = submission.manifest_of(connection, row.sweep_id).arms
     arm = next(one for one in arms if one.name == fact.arm)
     return StoredRun(of, CellPlan.model_validate(plan), arm, fact)
 
 
-def _run_facts(
-    connection: Connection, sweep_id: str, retracted: str | None, only: str | None = None
-) -> dict[str, list[RunFact]]:
-    """Runs by scenario, in block order; all of them, or one. `retracted`: why all of their sweep is."""
+def _run_facts(connection: Connection, which: ColumnElement[bool], retracted: str | None) -> dict[str, list[RunFact]]:
+    """Runs by scenario, in block order: those of some blocks, or one. `retracted`: why all of their sweep is."""
     whole = None if retracted is None else f"all of its sweep: {retracted}"
-    told = [column for column in attempt.c if column.name not in ("opened_at", "closed_at", "worker", "card")]
-    attempts = connection.execute(
-        select(*told)
-        .where(attempt.c.sweep_id == sweep_id, attempt.c.run_id == only if only else true())
-        .order_by(attempt.c.run_id, attempt.c.number)
-    ).all()
-    by_run: Rows = _grouped(attempts, "run_id")
-    records = _records(connection, [row for row in attempts if row.state == "measured"])
     ordered = (
         select(run, block.c.number.label("block_number"))
         .join(block, block.c.id == run.c.block_id)
-        .where(run.c.sweep_id == sweep_id, run.c.id == only if only else true())
+        .where(which)
         .order_by(block.c.number, run.c.position)
     )
+    runs = connection.execute(ordered).all()
+    told = [column for column in attempt.c if column.name not in ("opened_at", "closed_at", "worker", "card")]
+    attempts = [
+        row
+        for start in range(0, len(runs), AT_ONCE)
+        for row in connection.execute(
+            select(*told)
+            .where(attempt.c.run_id.in_([one.id for one in runs[start : start + AT_ONCE]]))
+            .order_by(attempt.c.run_id, attempt.c.number)
+        ).all()
+    ]
+    by_run: Rows = _grouped(attempts, "run_id")
+    records = _records(connection, [row for row in attempts if row.state == "measured"])
     facts: dict[str, list[RunFact]] = defaultdict(list)
-    for row in connection.execute(ordered):
+    for row in runs:
         tries = by_run.get(row.id, [])
         measured = [records[one.id] for one in tries if one.state == "measured"]
         facts[row.scenario_id].append(
@@ -221,7 +255,7 @@ def _readings(connection: Connection, ids: list[str]) -> dict[str, dict[str, dic
         .where(value.c.attempt_id.in_(ids))
         .order_by(series.c.name)
     )
-    for attempt_id, family, name, integer, real, missing in connection.execute(rows):
+    for attempt_id, family, name, integer, real, missing in connection.execute(rows).all():
         reading: Reading = real if integer is None else integer
         found[attempt_id][family][name] = reading if missing is None else Missing(missing=missing)
     return found
@@ -231,7 +265,7 @@ def _rows(connection: Connection, table: Table, ids: list[str]) -> Rows:
     wanted = select(table).where(table.c.attempt_id.in_(ids))
     if "position" in table.c:
         wanted = wanted.order_by(table.c.position)
-    return _grouped(connection.execute(wanted), "attempt_id")
+    return _grouped(connection.execute(wanted).all(), "attempt_id")
 
 
 def _grouped(rows: Iterable[Row[Any]], column: str) -> Rows:
@@ -247,7 +281,3 @@ def _fields(row: Row[Any], form: type[Any], apart: frozenset[str] | set[str] = f
 
 def _source(manifest: Manifest, role: str) -> str:
     return next((arm.source for arm in manifest.arms if arm.role == role), "")
-
-
-def _card(one: RunRecord) -> str:
-    return one.certificate.uuid if one.certificate is not None else str(one.device.get("uuid") or "")

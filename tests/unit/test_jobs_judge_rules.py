@@ -11,8 +11,11 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from jobs import more_runs
+from jobs.cells_read import CellsRead, cards_of
+from jobs.contract import IdentityContract
 from jobs.docket import Docket
-from jobs.judge import input_digest, judge, normalise
+from jobs.judge import input_digest, judge, judge_read, normalise
 from jobs.model import AttemptFact, CellInput, Gate, JudgeInput, Manifest, RunFact
 from jobs.outcomes import EXIT_WHEN_BLOCKING, exit_for, fold, leading, worst_first
 from jobs.verdict import Outcome, Verdict
@@ -67,6 +70,36 @@ def test_order_and_duplicates_of_rows_change_nothing(documents: Any, random: Ran
     mixed = doc.model_copy(update={"cells": tuple(cells)})
     assert verdict_of(mixed).canonical() == expected.canonical()
     assert normalise(mixed) == normalise(doc)
+
+
+@pytest.mark.parametrize("kind", ["two cells", "two batches", "more runs", "broken", "nothing"])
+def test_cells_read_one_after_another_are_judged_as_the_whole_document(documents: Any, kind: str) -> None:
+    """None is kept meanwhile; what they say of the whole, such as its cards, is said all the same."""
+    doc = two_cells(documents)
+    match kind:
+        case "two batches":
+            large = doc.cells[1].plan.model_copy(update={"config": {"weight_budget": "50%", "batch": 2}})
+            small = doc.cells[0].plan
+            plans = (large.model_copy(update={"prompt": small.prompt}), small)
+            cells = tuple(CellInput(plan=one, runs=cell.runs) for one, cell in zip(plans, doc.cells[::-1], strict=True))
+            contract = IdentityContract(scope=("card", "driver"))
+            manifest = doc.manifest.model_copy(update={"cells": plans, "identity": contract})
+            doc = doc.model_copy(update={"manifest": manifest, "cells": cells})
+        case "more runs":  # base again, so that room for questions is less
+            fresh = tuple(run.model_copy(update={"block": run.block + 9}) for run in doc.cells[0].runs)
+            first = doc.cells[0].model_copy(update={"runs": fresh})
+            doc = doc.model_copy(update={"cells": (first, doc.cells[1])})
+        case "broken":
+            doc = documents.replace_runs(doc, lambda run: None if run.position else _inner(run, Random(7)))
+        case "nothing":
+            doc = documents.replace_runs(doc, lambda run: None)
+    doc = doc.model_copy(update={"stamp": doc.stamp.model_copy(update={"cards": cards_of(doc.cells)})})
+    whole = judge(doc)
+    around = doc.model_copy(update={"cells": (), "stamp": doc.stamp.model_copy(update={"cards": ()})})
+    further = sum(len(tuple(more_runs.given(cell.plan, cell.runs))) for cell in doc.cells)
+    assert judge_read(CellsRead(around, iter(doc.cells), further)) == whole
+    assert not isinstance(whole, Verdict) or whole.input_digest == input_digest(normalise(doc))
+    assert (further > 0) is (kind == "more runs")
 
 
 def _inner(run: RunFact, random: Random) -> RunFact:

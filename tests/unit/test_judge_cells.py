@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from benchmarks.judge_cells import fill, judged, sweep
 from jobs import collector
-from jobs.judge import input_digest, judge, normalise
+from jobs.judge import input_digest, judge, judge_read, normalise
 from jobs.model import Missing, Reading, SequenceTokens, as_read
 from jobs.store import Store
 from jobs.verdict import MetricRow, Verdict
@@ -53,6 +53,7 @@ def test_the_benchmarks_store_is_judged_as_its_document_is(tmp_path: Path) -> No
     with Store.open(url, lambda: datetime.now(UTC)) as store:
         [row] = store.sweeps()
         verdict = judged(store.judge_input(row.id))
+        assert store.judged(row.id, judge_read) == verdict
         store.write_verdict(row.id, verdict, verdict.input_digest)
         kept = store.verdict(row.id)
     direct = judged(sweep(3))
