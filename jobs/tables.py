@@ -96,6 +96,8 @@ sweep = Table(
     _one_of("state", SweepState),
     UniqueConstraint("manifest_digest", "submit_key"),
     Index("ix_sweep_state_priority_created_at", "state", "priority", "created_at"),
+    # all that a list of sweeps shows: in a row of the table it stands behind the manifest, which may have megabytes
+    Index("ix_sweep_listed", "created_at", "id", "name", "state", "judged_at", "priority", "retracted_at"),
     Index(
         "ix_sweep_submit_key",
         "submit_key",
@@ -385,12 +387,25 @@ verdict = Table(
     _to("sweep"),
     _integer("number"),
     _words("input_digest"),
-    _words("digest"),
-    _json("document"),
+    _words("digest"),  # of the whole document
+    _json("document"),  # without its cells and findings, which have rows of their own
     _words("outcome"),
     _integer("exit_code"),
     _time("created_at"),
     UniqueConstraint("sweep_id", "number"),
+    Index("ix_verdict_in_force", "sweep_id", "number", "outcome", "exit_code", "created_at", "id"),
+)
+
+cell_verdict = Table(
+    "cell_verdict",
+    metadata,
+    _to("verdict", part_of_key=True),
+    _integer("position", part_of_key=True),  # in the document
+    _words("cell"),
+    _words("model"),
+    _words("outcome"),
+    _integer("exit_code"),
+    _json("document"),
 )
 
 finding = Table(
@@ -404,6 +419,7 @@ finding = Table(
     _words("message"),
     _words("gate"),
     _integer("exit_code"),
+    _json("document", nullable=True),
     Index("ix_finding_outcome", "outcome"),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, field_validator, model_serializer
@@ -363,10 +363,13 @@ class Verdict(Document):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, serialize_by_alias=True)
 
     def canonical(self) -> str:
-        """As any document's, written cell by cell: whole, a sweep of ten thousand would take gigabytes."""
-        around = Document.canonical(self.model_copy(update={"cells": ()}))
-        before, after = around.split('"cells":[]', 1)
-        return f'{before}"cells":[{",".join(cell.canonical() for cell in self.cells)}]{after}'
+        """As any document's, written row by row: whole, a sweep of ten thousand cells would take gigabytes."""
+        rows = ([one.canonical() for one in self.cells], [one.canonical() for one in self.findings])
+        return "".join(woven(self.frame(), *rows))
+
+    def frame(self) -> str:
+        """The text of what stands around cells and findings."""
+        return Document.canonical(self.model_copy(update={"cells": (), "findings": ()}))
 
     def of_ids(self) -> dict[tuple[str, str], list[Finding]]:
         """What was found of ids, worst first, by cell and arm: also a broken lock, which no comparison shows."""
@@ -384,3 +387,23 @@ class Verdict(Document):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields
+
+
+def woven(frame: str, cells: Iterable[str], findings: Iterable[str]) -> Iterator[str]:
+    """The canonical text of a verdict in pieces: its frame with the texts of cells and findings put in."""
+    before, rest = frame.split('"cells":[]', 1)
+    between, after = rest.split('"findings":[]', 1)
+    yield before
+    yield from _listed("cells", cells)
+    yield between
+    yield from _listed("findings", findings)
+    yield after
+
+
+def _listed(name: str, texts: Iterable[str]) -> Iterator[str]:
+    mark = f'"{name}":['
+    for text in texts:
+        yield mark
+        yield text
+        mark = ","
+    yield "]" if mark == "," else f"{mark}]"

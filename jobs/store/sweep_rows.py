@@ -21,6 +21,7 @@ from jobs.tables import (
     attempt,
     block,
     calibration,
+    cell_verdict,
     certificate,
     certificate_interval,
     citation,
@@ -43,7 +44,7 @@ from jobs.tables import (
 SCHEMA = "assay.export/1"
 TABLES = (
     sweep, scenario, block, run, attempt, event, series, value, sample, token_stream, seam, key_bytes, certificate,
-    certificate_interval, adjudication, verdict, finding, golden, citation, calibration, comment,
+    certificate_interval, adjudication, verdict, cell_verdict, finding, golden, citation, calibration, comment,
 )  # fmt: skip
 """All tables that hold rows of a sweep, each after those that it refers to."""
 

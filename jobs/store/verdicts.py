@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Select, Text, insert, select, type_coerce, update
+from sqlalchemy import Connection, Label, Select, Table, Text, insert, select, type_coerce, update
 
 from jobs.column_types import Canonical
 from jobs.errors import StoreError
@@ -18,8 +18,15 @@ from jobs.outcomes import EXIT_WHEN_BLOCKING
 from jobs.retracted import struck
 from jobs.store import events, retractions, submission
 from jobs.store.rows import new_id
-from jobs.tables import adjudication, finding, sweep, verdict
-from jobs.verdict import Retraction, Verdict
+from jobs.tables import adjudication, cell_verdict, finding, sweep, verdict
+from jobs.verdict import CellVerdict, Finding, Retraction, Verdict, woven
+
+CELL = ("cell", "model", "outcome", "exit_code")
+FINDING = ("outcome", "cell", "arm", "message", "gate", "exit_code")
+"""What cells and findings are asked for by, beside their documents."""
+
+AT_ONCE = 500
+"""Rows written or fetched together: bounds memory."""
 
 
 def write_verdict(
@@ -34,8 +41,9 @@ def write_verdict(
         raise StoreError(f"the verdict speaks of {document.stamp.sweep_id}, not {sweep_id}", "judge this sweep's input")
     retractions.hold(connection, sweep_id)
     row = submission.one(connection, sweep_id)
-    text = Canonical(document.canonical())  # written out once: of a large sweep it is the most of the work
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    frame = document.frame()
+    cells, findings = ([one.canonical() for one in rows] for rows in (document.cells, document.findings))
+    digest = _digest(woven(frame, cells, findings))  # all is written out once: of a large sweep it is most of the work
     named = (verdict.c.id, verdict.c.number, verdict.c.digest, verdict.c.input_digest)
     newest = connection.execute(_newest_first(sweep_id, *named)).one_or_none()
     if newest is not None and (newest.digest, newest.input_digest) == (digest, input_digest):
@@ -52,13 +60,14 @@ def write_verdict(
             "number": number,
             "input_digest": input_digest,
             "digest": digest,
-            "document": text,
+            "document": Canonical(frame),
             "outcome": document.outcome,
             "exit_code": document.exit_code,
             "created_at": now,
         },
     )
-    _write_findings(connection, verdict_id, document)
+    _write_rows(connection, cell_verdict, verdict_id, CELL, document.cells, cells)
+    _write_rows(connection, finding, verdict_id, FINDING, document.findings, findings)
     used = [row.id for row in document.reviewed if row.kind == "golden" and row.state == "used"]
     retractions.cite(connection, verdict_id, used)
     aside = {row.run_id for row in document.set_aside if row.state == "retracted"}
@@ -102,14 +111,25 @@ def _close(connection: Connection, sweep_id: str, frm: str, said: str, now: date
     events.log(connection, sweep_id, sweep_id, "verdict", now, frm=frm, target="judged", message=said)
 
 
-def _write_findings(connection: Connection, verdict_id: str, document: Verdict) -> None:
-    fields = ("outcome", "cell", "arm", "message", "gate", "exit_code")
-    rows = [
-        {"verdict_id": verdict_id, "position": position, **{name: getattr(one, name) for name in fields}}
-        for position, one in enumerate(document.findings)
-    ]
-    if rows:
-        connection.execute(insert(finding), rows)
+def _write_rows(
+    connection: Connection, table: Table, verdict_id: str, fields: Sequence[str], rows: Sequence[Any], texts: list[str]
+) -> None:
+    """Cells or findings in their order: what is asked for by itself, and each one's whole text."""
+    for start in range(0, len(rows), AT_ONCE):
+        part = enumerate(zip(rows[start : start + AT_ONCE], texts[start : start + AT_ONCE], strict=True), start)
+        written = (
+            {"verdict_id": verdict_id, "position": position, "document": Canonical(text)}
+            | {name: getattr(row, name) for name in fields}
+            for position, (row, text) in part
+        )
+        connection.execute(insert(table), list(written))
+
+
+def _digest(pieces: Iterable[str]) -> str:
+    sha = hashlib.sha256()
+    for piece in pieces:
+        sha.update(piece.encode())
+    return sha.hexdigest()
 
 
 def outcomes(connection: Connection, sweep_ids: Sequence[str]) -> dict[str, tuple[str, int]]:
@@ -137,19 +157,31 @@ def newest(connection: Connection, sweep_id: str) -> Verdict | None:
 
     Raises StoreError when it cannot be read any more.
     """
-    text = type_coerce(verdict.c.document, Text).label("text")  # read once, not into objects of its own before
-    row = connection.execute(_newest_first(sweep_id, verdict.c.id, text)).one_or_none()
+    row = connection.execute(_newest_first(sweep_id, verdict.c.id, _text(verdict))).one_or_none()
     if row is None:
         return None
     try:
-        found = Verdict.model_validate_json(row.text)
+        frame = Verdict.model_validate_json(row.text)
+        cells = tuple(CellVerdict.model_validate_json(text) for text in _texts(connection, cell_verdict, row.id))
+        findings = tuple(Finding.model_validate_json(text) for text in _texts(connection, finding, row.id))
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid":
             raise  # a broken row, and not one of another version
         raise StoreError(
             f"verdict {row.id} was written by another version of assay", "judge the sweep again"
         ) from error
+    found = frame.model_copy(update={"cells": cells, "findings": findings})
     return struck(found, fallen(connection, sweep_id))
+
+
+def _texts(connection: Connection, table: Table, verdict_id: str) -> Iterator[str]:
+    wanted = select(_text(table)).where(table.c.verdict_id == verdict_id).order_by(table.c.position)
+    yield from connection.execute(wanted, execution_options={"yield_per": AT_ONCE}).scalars()
+
+
+def _text(table: Table) -> Label[str]:
+    """A document as it stands, to be read once and not into objects of its own before."""
+    return type_coerce(table.c.document, Text).label("text")
 
 
 def _newest_first(sweep_id: str, *wanted: Any) -> Select[Any]:

@@ -188,7 +188,8 @@ def test_a_migration_that_fails_leaves_the_store_as_it_was(store_url: str, tmp_p
     database.close()
 
 
-def test_sql_can_be_written_without_a_database() -> None:
+def test_sql_can_be_written_without_a_database(tmp_path: Path) -> None:
+    """For a new store; where verdicts stand, which only Python can take apart, it changes nothing."""
     for url, word in (("sqlite:///x", "BLOB"), ("postgresql://h/x", "BYTEA")):
         out = io.StringIO()
         config = Config(output_buffer=out, cmd_opts=None)
@@ -197,6 +198,19 @@ def test_sql_can_be_written_without_a_database() -> None:
         command.upgrade(config, "head", sql=True)
         assert "CREATE TABLE token_stream" in out.getvalue()
         assert word in out.getvalue()
+        if word == "BLOB":
+            script = out.getvalue()
+    sqlite3.connect(tmp_path / "new.sqlite").executescript(script)
+    assert migrate.check(f"sqlite:///{tmp_path / 'new.sqlite'}").is_current
+    before, last = script.split("-- Running upgrade 0009 -> 0010")
+    old = sqlite3.connect(tmp_path / "old.sqlite")
+    old.executescript(before)
+    old.execute("INSERT INTO verdict VALUES ('vrd_1', 'swp_1', 1, '', '', '{}', 'PASS', 0, '')")
+    old.commit()
+    with pytest.raises(sqlite3.IntegrityError, match=r"finding\.outcome"):
+        old.executescript(f"--{last}")
+    assert old.execute("SELECT version_num FROM alembic_version").fetchall() == [("0009",)]
+    assert old.execute("SELECT count(*) FROM sqlite_schema WHERE name = 'cell_verdict'").fetchall() == [(0,)]
 
 
 # ---- one line of scripts -----------------------------------------------------------------------------------------
