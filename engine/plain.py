@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROLS = re.compile("[\0-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """Controls of a terminal, line ends, what turns the direction of writing, and halves of surrogate pairs."""
 
 

@@ -21,6 +21,7 @@ from jobs.model import Manifest
 from jobs.verdict import Verdict
 from orchestrator.commands.shown import MOST_OF_AN_ERROR, shown
 from orchestrator.settings import Settings
+from reports.escape import markdown_code
 from reports.publish import summary
 from reports.publish.api import DEFAULT_URL, GitHub, PublishError
 
@@ -70,7 +71,7 @@ def summarise(given: Settings, render: Callable[[int], str]) -> None:
 
 def code(text: str) -> str:
     """One line of text as Markdown code, in which nothing pings or links."""
-    return f"`{shown(text, MOST_OF_AN_ERROR).replace('`', chr(39))}`"
+    return markdown_code(shown(text, MOST_OF_AN_ERROR), limit=MOST_OF_AN_ERROR)
 
 
 def repository(name: str) -> str:

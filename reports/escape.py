@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 NAME_LIMIT: Final = 400  # characters of a name that a report shows; field names are far shorter
+EMPTY: Final = "(empty)"
 TEXT_LIMIT: Final = 2000  # characters of a message
 
 _NAMED_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
@@ -25,14 +26,12 @@ _KEPT_FORMATS: Final = {
 }  # joiners inside emoji, soft hyphen: harmless, needed to read as typed
 _HIDDEN: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 
-_ACTIVE_WORD: Final = re.compile(  # found anywhere in a word, makes the whole word one that a host may link
+_ACTIVE: Final = re.compile(  # found anywhere in a word, makes the whole word one that a host may link
     r"@"  # mention, mail address, owner/repo@sha
     r"|\#\d"  # issue number, owner/repo#1
     r"|://|(?i:www\.|mailto:|xmpp:|javascript:)"
-)
-_ACTIVE_PART: Final = re.compile(
-    r"(?i:\bgh-\d+\b)"
-    r"|\b[A-Z][A-Z0-9]*-\d+\b"  # a repository's own ticket prefix
+    r"|(?i:\bgh-\d)"
+    r"|\b[A-Z][A-Z0-9]*-\d"  # a repository's own ticket prefix
     r"|(?i:\b[0-9a-f]{7,64}\b)"  # commit hash
     r"|:[A-Za-z0-9_+-]*[A-Za-z+-][A-Za-z0-9_+-]*:"  # emoji code, no time of day
 )
@@ -52,6 +51,12 @@ def clip(text: str, limit: int = TEXT_LIMIT) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def named(text: str, limit: int = NAME_LIMIT) -> str:
+    """A name on one line, its first `limit` characters; one of blanks alone is said to be empty."""
+    shown = clip(visible(text), limit)
+    return shown if shown.strip() else EMPTY
+
+
 def markdown_text(text: str, *, in_table: bool = False) -> str:
     """Prose for a Markdown paragraph or cell: markup is inert, whatever GitHub would link stands in code."""
     prose = ""
@@ -63,15 +68,15 @@ def markdown_text(text: str, *, in_table: bool = False) -> str:
     return _BLOCK_START.sub(lambda m: f"&#{ord(m.group()[0])};{m.group()[1:]}", prose)
 
 
-def markdown_code(text: str, *, in_table: bool = False) -> str:
-    """A Markdown code span that shows `text` as typed.
+def markdown_code(text: str, *, in_table: bool = False, limit: int = NAME_LIMIT) -> str:
+    """A Markdown code span that shows `text` as typed, its first `limit` characters.
 
     Inside a table a bar must be written `\\|` even in code, and then a backslash before a bar cannot be written at all:
     the text is cut there into two spans that stand side by side.
     """
-    shown = clip(visible(text), NAME_LIMIT)
-    if not shown.strip():
-        return "(empty)"
+    shown = named(text, limit)
+    if shown == EMPTY:
+        return shown
     pieces = re.split(r"(?<=\\)(?=\|)", shown) if in_table else [shown]
     return "<span></span>".join(_code_span(piece.replace("|", "\\|") if in_table else piece) for piece in pieces)
 
@@ -86,7 +91,7 @@ def html_text(text: str) -> str:
 
 def html_code(text: str) -> str:
     """A `<code>` element for raw HTML inside Markdown."""
-    return f"<code>{html.escape(clip(visible(text), NAME_LIMIT))}</code>"
+    return f"<code>{html.escape(named(text))}</code>"
 
 
 def slug(name: str) -> str:
@@ -109,17 +114,12 @@ def _visible_character(character: str) -> str:
 
 
 def _pieces(text: str) -> Iterator[tuple[str, bool]]:
-    """`text` in order, cut into pieces that a host may link (True) and pieces that it leaves alone."""
+    """`text` in order, cut into words that a host may link (True) and what it leaves alone.
+
+    A word is code whole: what is left of one beside a code span begins a text of its own, in which more may be found.
+    """
     for word in re.split(r"(\s+)", text):
-        if _ACTIVE_WORD.search(word):
-            yield word, True
-            continue
-        end = 0
-        for match in _ACTIVE_PART.finditer(word):
-            yield word[end : match.start()], False
-            yield match.group(), True
-            end = match.end()
-        yield word[end:], False
+        yield word, _ACTIVE.search(word) is not None
 
 
 def _inert(text: str) -> str:

@@ -12,7 +12,7 @@ from junitparser import Error, Failure, JUnitXml, TestCase, TestSuite
 
 from jobs.outcomes import fold
 from jobs.verdict import Finding
-from reports.escape import NAME_LIMIT, clip, visible
+from reports.escape import clip, named, visible
 from reports.ranking import Ranked
 from reports.sections import headline
 from reports.text import inline
@@ -25,7 +25,7 @@ SWEEP_CASE = "the sweep as a whole"
 def render(view: SweepView) -> str:
     """The whole verdict as one XML document."""
     verdict = view.verdict
-    suite = TestSuite(_name(verdict.sweep))
+    suite = TestSuite(named(verdict.sweep))
     suite.timestamp = visible(verdict.stamp.created_at)
     for name, told in _properties(view):
         suite.add_property(name, _text(told))
@@ -74,7 +74,7 @@ def _properties(view: SweepView) -> Iterable[tuple[str, str]]:
 
 
 def _case(view: SweepView, name: str, outcome: str, exit_code: int, said: str, lines: Iterable[str]) -> TestCase:
-    case = TestCase(_name(name), classname=_name(view.verdict.sweep))
+    case = TestCase(named(name), classname=named(view.verdict.sweep))
     told = "\n".join(_text(line) for line in lines)
     if exit_code:
         result = Failure(_text(said), outcome) if exit_code == 1 else Error(_text(said), outcome)
@@ -95,10 +95,6 @@ def _findings(found: Iterable[Finding]) -> list[str]:
 
 def _rows(rows: Iterable[Ranked]) -> list[str]:
     return [f"{row.state.word}: {row.subject}: {row.base} -> {row.head}: {row.change}" for row in rows]
-
-
-def _name(name: str) -> str:
-    return clip(visible(name), NAME_LIMIT) or "(empty)"
 
 
 def _text(text: str) -> str:

@@ -28,7 +28,7 @@ from reports.blocks import (
     Text,
     Verbatim,
 )
-from reports.escape import NAME_LIMIT, TEXT_LIMIT, clip, visible
+from reports.escape import TEXT_LIMIT, clip, named, visible
 from reports.format import plural
 
 WIDTH: Final = 100
@@ -52,8 +52,9 @@ _SHADES: Final = {
 
 def section(part: Section, *, folded: bool) -> str:
     """A section under an underlined title."""
+    title = visible(part.title)
     pieces = [
-        f"{part.title}\n{'-' * len(part.title)}",
+        f"{title}\n{'-' * _columns(title)}",
         wrap(inline(part.summary)) if part.summary else "",
         *(block(item) for item in part.shown),
     ]
@@ -110,9 +111,9 @@ def _inline(piece: Inline) -> str:
         case Struck():
             return f"[struck out: {clip(visible(piece.text), TEXT_LIMIT)}]"
         case Name():
-            return clip(visible(piece.text), NAME_LIMIT) or "(empty)"
+            return named(piece.text)
         case CellRef():
-            return clip(visible(piece.cell), NAME_LIMIT)
+            return named(piece.cell)
         case State():
             return visible(piece.word)
 

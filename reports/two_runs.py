@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from jobs.two_runs import FactRow, ReadingRow, TokenRow, TwoRuns
 from reports import text
 from reports.blocks import Block, Column, Listing, Name, Paragraph, Section, Table, words
-from reports.escape import clip
+from reports.escape import clip, visible
 from reports.format import change, exact, plural
 from reports.units import unit_of
 
@@ -24,7 +24,7 @@ def render(pair: TwoRuns) -> str:
         Section("exact", "Counters", (), shown=_readings(pair.exact)),
         Section("times", "Times", (), shown=_readings(pair.times)),
     )
-    head = f"left: {pair.left}\nright: {pair.right}"
+    head = f"left: {visible(pair.left)}\nright: {visible(pair.right)}"
     return "\n\n".join([head, *(text.section(part, folded=True) for part in sections)]) + "\n"
 
 

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from reports.blocks import Name, words
-from reports.escape import clip, html_text, markdown_code, markdown_text, slug, visible
+from reports.escape import clip, html_text, markdown_code, markdown_text, named, slug, visible
 from reports.markdown import inline
 from reports.render import render, write_html
 from tests.unit import reports_runs as runs
@@ -106,9 +106,9 @@ def test_junit_is_well_formed_and_reads_as_typed(name: str) -> None:
     for typed in (name, f"{name} ]]> \x0b\ufffe\ud800 end"):
         text = render(samples.hostile(typed), "junit")
         suite = ElementTree.fromstring(text.encode()).find("testsuite")
-        assert suite is not None and suite.get("name") == (visible(typed) or "(empty)")
+        assert suite is not None and suite.get("name") == named(typed)
         case = suite.find("testcase")
-        assert case is not None and case.get("name") == (visible(typed) or "(empty)")
+        assert case is not None and case.get("name") == named(typed)
         told = " ".join(suite.itertext())
         assert visible(typed) in told, "what a finding or a note says"
         assert not [c for c in text if c != "\n" and (c < " " or c in "\x7f\u2028\u2029\u202e\u200f\ufffe")]
