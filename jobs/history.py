@@ -121,6 +121,8 @@ def changes_of(name: str, points: Sequence[Point]) -> tuple[tuple[Change, ...], 
     """
     told = [place for place, point in enumerate(points) if not point.struck and not isinstance(point.value, Missing)]
     values = [_number(points[place].value) for place in told]
+    if not values:
+        return (), ""
     if name in CLOCKED and len(values) < FEWEST_TIMES:
         return (), f"too few points to seek changes of a time: {len(values)} of the {FEWEST_TIMES} it takes"
     cuts = _timed(values) if name in CLOCKED else [at for at in range(1, len(values)) if values[at] != values[at - 1]]

@@ -15,9 +15,12 @@ from jobs.retracted import struck
 from jobs.store import Store
 from jobs.verdict import Verdict
 from orchestrator.version import harness_version
-from reports.render import is_ours, remove_pages, render, write_html
+from reports.charts import CHARTED, HISTORY_SWEEPS
+from reports.render import is_ours, render
+from reports.render.folder import Behind
+from reports.render.site import INDEX, entries, remove_site, write_index, write_sweep
 
-PAGE, COMMENT, DOCUMENT = "index.html", "comment.md", "verdict.json"
+COMMENT, DOCUMENT = "comment.md", "verdict.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,7 @@ def _kept(store: Store, sweep_id: str, verdict: Verdict, *, closes: bool) -> Ver
     return struck(verdict, store.retractions(sweep_id))  # the sweep can have been retracted
 
 
-def make_folder(out: Path, reports: Sequence[str] = (PAGE, COMMENT, DOCUMENT)) -> None:
+def make_folder(out: Path, reports: Sequence[str] = (INDEX, COMMENT, DOCUMENT)) -> None:
     """Make folder `out` for these reports, at once and not after hours of runs.
 
     Raises OSError when it cannot be made or written, SpecError where somebody else's file would be replaced.
@@ -73,21 +76,44 @@ def withdraw_reports(out: Path) -> None:
 
     Somebody else's files stay. Raises OSError when one cannot be removed.
     """
-    remove_pages(out)
+    remove_site(out)
     for report in (out / COMMENT, out / DOCUMENT):
         if report.is_file() and is_ours(report):
             report.unlink()
 
 
 def write_reports(store: Store, sweep_id: str, verdict: Verdict, out: Path, store_words: str) -> Concluded:
-    """Comment, page and document of a verdict in folder `out`. Raises OSError when it cannot be written.
+    """Comment, pages and document of a verdict in folder `out`. Raises OSError when it cannot be written.
 
     `store_words`: the option that names the store, for the commands in them.
     """
-    out.mkdir(parents=True, exist_ok=True)  # somebody may have removed it since
-    page = write_html(verdict, out, doc=store.judge_input(sweep_id), store=store_words)
-    assert page == out / PAGE, page
+    page = write_site(store, sweep_id, verdict, out, store_words)
     comment, document = out / COMMENT, out / DOCUMENT
     comment.write_text(render(verdict, "comment", store=store_words), encoding="utf-8")
     document.write_text(render(verdict, "json") + "\n", encoding="utf-8")
     return Concluded(verdict, comment, page, document)
+
+
+def write_site(store: Store, sweep_id: str, verdict: Verdict, out: Path, store_words: str) -> Path:
+    """The pages of a sweep in a folder of sweeps, with its index; the path of the sweep's own page.
+
+    Pages of other sweeps of this store, whose verdicts say something else by now (judged again, or retracted), are
+    written again. Raises OSError when one cannot be written, SpecError where the folder's index cannot be read.
+    """
+    out.mkdir(parents=True, exist_ok=True)  # somebody may have removed it since
+    page = _write_sweep(store, sweep_id, verdict, out, store_words)
+    others = {entry.sweep_id: entry for entry in entries(out) if entry.sweep_id != sweep_id}
+    for other, (outcome, _) in store.outcomes(tuple(others)).items():
+        if outcome != others[other].outcome and (now := store.verdict(other)) is not None:
+            _write_sweep(store, other, now, out, store_words)
+    write_index(out)
+    return page
+
+
+def _write_sweep(store: Store, sweep_id: str, verdict: Verdict, out: Path, store_words: str) -> Path:
+    frame = store.around_cells(sweep_id)
+    behind = Behind(
+        lambda names: frame.model_copy(update={"cells": store.cell_inputs(sweep_id, names)}),
+        lambda cell: store.cell_histories(sweep_id, cell, CHARTED, last=HISTORY_SWEEPS),
+    )
+    return write_sweep(out, verdict, behind, manifest_digest=frame.manifest_digest, store=store_words)

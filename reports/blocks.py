@@ -43,6 +43,24 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
+class SweepRef(Name):
+    """A sweep's id, linked to its page in forms that have pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceRef(Name):
+    """A name, linked to what stands behind it on its cell's page in forms that have pages; `anchor`: where on it."""
+
+    cell: str
+    anchor: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingName(Name):
+    """The name of a counter or metric where its readings stand: what an `EvidenceRef` leads to."""
+
+
+@dataclass(frozen=True, slots=True)
 class CellRef:
     """A cell's name, linked to its page in forms that have pages."""
 

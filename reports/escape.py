@@ -102,6 +102,11 @@ def slug(name: str) -> str:
     return f"{words}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
 
 
+def anchor_of(metric: str) -> str:
+    """The place on a cell's page where a counter or metric is read."""
+    return f"reading-{slug(metric)}"
+
+
 def _visible_character(character: str) -> str:
     if " " <= character <= "~":
         return character

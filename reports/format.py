@@ -128,6 +128,18 @@ def show(value: Value | None, unit: str) -> str:
     return f"{number(value)} {unit}"
 
 
+def step_of(largest: int | float, unit: str) -> tuple[int | float, str]:
+    """What to divide figures up to `largest` by for an axis, and the unit that they then have."""
+    if unit in _SHARES:
+        return 0.01, "%"
+    if unit == "ns":
+        return 1_000_000, "ms"
+    if not is_bytes(unit):
+        return 1, "" if unit == "count" else unit
+    scale = max((at for at in range(len(_DECIMAL)) if largest >= 1000**at), default=0)
+    return 1000**scale, _DECIMAL[scale] + _per(unit)
+
+
 def exact(value: Value | None, unit: str) -> str:
     """A reading with every digit it has: bytes and counts as integers with separators."""
     if isinstance(value, int) and is_bytes(unit):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from jobs.verdict import ArmView, Verdict
-from reports.blocks import Inlines, Name, State, Struck, Text, joined, words
+from reports.blocks import Inlines, Name, State, Struck, SweepRef, Text, Tone, joined, words
 from reports.format import integer, plural, revision
 from reports.view import SweepView
 from reports.wording import OUTCOMES, outcome
@@ -27,7 +28,7 @@ class Entry:
 
     `at`: when it was submitted, UTC, ISO 8601. `outcome` is empty before the first verdict; `progress` says how far it
     is while it is open. `said`: what the verdict said before something that it rests on was retracted, and `why` that
-    was. `question`: the digest of its manifest, by which a later entry supersedes it.
+    was. `question`: what a later entry supersedes it by, see `question_of`.
     """
 
     sweep_id: str
@@ -49,19 +50,28 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An entry as it is shown. `is_struck`: it was superseded, and its state and headline are struck through."""
+    """An entry as it is shown. `is_struck`: it was superseded, and its state and headline are struck through.
+
+    Of a retracted one only what it said is: that it is retracted still holds.
+    """
 
     entry: Entry
     state: State
     is_struck: bool
     headline: Inlines
-    marks: tuple[Inlines, ...]
+    marks: tuple[tuple[Tone, Inlines], ...]
     findings: tuple[tuple[State, str], ...]
     facts: tuple[tuple[str, Inlines], ...]
 
 
+def question_of(verdict: Verdict, manifest_digest: str) -> str:
+    """What a sweep asked: its manifest, and the engines that ran for its arms, which a manifest need not pin down."""
+    engines = sorted({f"{arm.arm}={arm.engine_digest}" for cell in verdict.cells for arm in cell.arms})
+    return hashlib.sha256("\n".join((manifest_digest, *engines)).encode()).hexdigest()
+
+
 def entry_of(verdict: Verdict, question: str = "") -> Entry:
-    """The entry of a verdict; `question`: the digest of the manifest that was judged."""
+    """The entry of a verdict."""
     before = verdict.struck
     arms = verdict.cells[0].arms if verdict.cells else ()
     named = {f"{arm.card} {arm.uuid}".strip(): None for cell in verdict.cells for arm in cell.arms}
@@ -83,7 +93,7 @@ def entry_of(verdict: Verdict, question: str = "") -> Entry:
 
 
 def standing(entries: Iterable[Entry]) -> tuple[Entry, ...]:
-    """Newest first, each with the entry that supersedes it: the newest of the same manifest that has an answer.
+    """Newest first, each with the entry that supersedes it: the newest of the same question that has an answer.
 
     A retracted entry supersedes nothing, since of what it said nothing is known any more.
     """
@@ -105,13 +115,14 @@ def rows_of(entries: Sequence[Entry]) -> tuple[Row, ...]:
 
 def _row(entry: Entry) -> Row:
     state = outcome(entry.outcome) if entry.outcome else NOT_JUDGED
-    is_struck = bool(entry.superseded_by)
+    is_struck = bool(entry.superseded_by) and not entry.why
     said = Struck(entry.said) if entry.said else Struck(entry.headline) if is_struck else Text(entry.headline)
-    marks = [words(reason) for reason in entry.why[:MOST_REASONS]]
+    marks: list[tuple[Tone, Inlines]] = [("warn", words(reason)) for reason in entry.why[:MOST_REASONS]]
     if (left := len(entry.why) - MOST_REASONS) > 0:
-        marks.append(words(f"{plural(left, 'more retraction')} on its page"))
+        marks.append(("warn", words(f"{plural(left, 'more retraction')} on its page")))
     if is_struck:
-        marks.append(words("Superseded: the same was asked again, and sweep ", Name(entry.superseded_by), " answers."))
+        again = words("Superseded: the same was asked again, and sweep ", SweepRef(entry.superseded_by), " answers.")
+        marks.append(("quiet", again))
     return Row(
         entry,
         state,

@@ -19,6 +19,7 @@ from jobs.verdict import (
 )
 from reports import divergence
 from reports.blocks import State
+from reports.escape import anchor_of
 from reports.format import change, number, show
 from reports.traffic import shown_unit
 from reports.wording import IDENTITIES, METRICS, TIMES
@@ -49,6 +50,7 @@ class Ranked:
     head: str
     change: str
     run_ids: tuple[str, ...] = ()
+    anchor: str = ""  # of what stands behind it, on its cell's page
 
     @property
     def is_worse(self) -> bool:
@@ -96,7 +98,9 @@ def _identity(cell: CellVerdict, row: IdentityRow) -> Ranked:
     where = "" if row.first_difference is None else f"from index {row.first_difference}"
     left = f"{row.left}: {row.left_length} ids, {row.left_stop or 'cut off'}"
     right = f"{row.right}: {row.right_length} ids, {row.right_stop or 'cut off'}"
-    return Ranked(0, 0.0, cell.cell, "tokens", State(word, tone), left, right, where or shown.sentence, row.run_ids)
+    return Ranked(
+        0, 0.0, cell.cell, "tokens", State(word, tone), left, right, where or shown.sentence, row.run_ids, "tokens"
+    )
 
 
 def _witness(cell: CellVerdict, row: WitnessRow) -> Ranked:
@@ -131,6 +135,7 @@ def _metric(cell: CellVerdict, row: MetricRow, waived: bool) -> Ranked:
         show(row.head, unit),
         change(row.base, row.head, unit),
         row.run_ids,
+        anchor_of(row.metric),
     )
 
 
@@ -146,6 +151,7 @@ def _time(cell: CellVerdict, row: TimeRow) -> Ranked:
         show(row.head_median, row.unit),
         f"{show(row.ratio, 'x')}, mean of blocks",
         row.run_ids,
+        anchor_of(row.metric),
     )
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from jobs import collector
 from jobs.cells_read import CellsRead
 from jobs.history import History
-from jobs.model import AttemptState, JudgeInput, Manifest, RunRecord, RunState
+from jobs.model import AttemptState, CellInput, JudgeInput, Manifest, RunRecord, RunState
 from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication
 from jobs.noise import Calibration
@@ -299,6 +299,14 @@ class Store:
         with collector.paused():
             return self._database.read(lambda c: readback.judge_input(c, sweep_id))
 
+    def around_cells(self, sweep_id: str) -> JudgeInput:
+        """The judge's input without its cells."""
+        return self._database.read(lambda c: readback.around_cells(c, sweep_id))
+
+    def cell_inputs(self, sweep_id: str, names: Collection[str]) -> tuple[CellInput, ...]:
+        """Some cells of the judge's input, with nothing else of it."""
+        return self._database.read(lambda c: readback.cell_inputs(c, sweep_id, names))
+
     def judged(self, sweep_id: str, judge: Callable[[CellsRead], Found]) -> Found:
         """What a judge makes of the same, read from one consistent view while it goes on from cell to cell."""
         with collector.paused():
@@ -313,6 +321,12 @@ class Store:
     ) -> tuple[History, ...]:
         """The series that an id or the name of a counter or metric names, over the last sweeps that measured it."""
         return self._database.read(lambda c: histories.histories(c, series, cell, arm, last))
+
+    def cell_histories(
+        self, sweep_id: str, cell: str, names: Collection[str], *, last: int = HISTORY_SWEEPS
+    ) -> tuple[History, ...]:
+        """The series of these names that a cell of a sweep measured, over the last sweeps that did; none: no series."""
+        return self._database.read(lambda c: histories.of_cell(c, sweep_id, cell, names, last))
 
     def run(self, run_id: str) -> StoredRun:
         """One run with its sweep, cell and arm."""

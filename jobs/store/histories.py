@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, select
 
 from jobs.errors import SpecError
 from jobs.history import History, StoredReading, breaks_of, changes_of, points_of
 from jobs.model import Missing, Reading
 from jobs.tables import attempt, run, scenario, series, sweep, value
+
+_JOINED = (
+    value.join(series, series.c.id == value.c.series_id)
+    .join(attempt, attempt.c.id == value.c.attempt_id)
+    .join(run, run.c.id == attempt.c.run_id)
+    .join(scenario, scenario.c.id == run.c.scenario_id)
+    .join(sweep, sweep.c.id == run.c.sweep_id)
+)
+_MEASURED = attempt.c.state == "measured"
 
 MOST_SERIES = 20
 """More than one reader can look at; a scenario narrows them."""
@@ -24,24 +34,34 @@ def histories(connection: Connection, word: str, cell: str | None, arm: str | No
     named = series.c.id.startswith(word, autoescape=True) if word.startswith("ser_") else series.c.name == word
     where = [named, *([scenario.c.name.contains(cell, autoescape=True)] if cell else [])]
     where += [run.c.arm == arm] if arm else []
-    joined = (
-        value.join(series, series.c.id == value.c.series_id)
-        .join(attempt, attempt.c.id == value.c.attempt_id)
-        .join(run, run.c.id == attempt.c.run_id)
-        .join(scenario, scenario.c.id == run.c.scenario_id)
-        .join(sweep, sweep.c.id == run.c.sweep_id)
-    )
-    where.append(attempt.c.state == "measured")
-    order = (sweep.c.created_at.desc(), sweep.c.id.desc())
-    newest = select(sweep.c.id).select_from(joined).where(*where).group_by(sweep.c.id, sweep.c.created_at)
-    sweeps = connection.execute(newest.order_by(*order).limit(last)).scalars().all()
-    ids = select(series.c.id).select_from(joined).where(*where, sweep.c.id.in_(sweeps)).distinct()
-    found = connection.execute(select(series).where(series.c.id.in_(ids)).order_by(series.c.id)).all()
-    if not found:
+    sweeps = _newest(connection, where, last)
+    wanted = select(series.c.id).select_from(_JOINED).where(*where, _MEASURED, sweep.c.id.in_(sweeps)).distinct()
+    ids = connection.execute(wanted).scalars().all()
+    if not ids:
         told = "".join((f" in a scenario of {cell}" if cell else "", f" of arm {arm}" if arm else ""))
         raise SpecError(f"nothing in this store has measured {word}{told}", "assay explain ID CELL lists what there is")
-    if len(found) > MOST_SERIES:
-        raise SpecError(f"{word} names {len(found)} series", "name a scenario with --cell, or one series by its id")
+    if len(ids) > MOST_SERIES:
+        raise SpecError(f"{word} names {len(ids)} series", "name a scenario with --cell, or one series by its id")
+    return _read(connection, ids, [*where, sweep.c.id.in_(sweeps)])
+
+
+def of_cell(connection: Connection, sweep_id: str, cell: str, names: Collection[str], last: int) -> tuple[History, ...]:
+    """The series of these names that a cell of a sweep measured, by name, over the last sweeps that measured any."""
+    measured = select(value.c.series_id).select_from(_JOINED)
+    here = (sweep.c.id == sweep_id, scenario.c.name == cell, series.c.name.in_(names), _MEASURED)
+    ids = connection.execute(measured.where(*here).distinct()).scalars().all()
+    mine = series.c.id.in_(ids)
+    return _read(connection, ids, [mine, sweep.c.id.in_(_newest(connection, [mine], last))]) if ids else ()
+
+
+def _newest(connection: Connection, where: Sequence[ColumnElement[bool]], last: int) -> Sequence[str]:
+    """The last sweeps that measured what `where` asks for."""
+    newest = select(sweep.c.id).select_from(_JOINED).where(*where, _MEASURED).group_by(sweep.c.id, sweep.c.created_at)
+    ordered = newest.order_by(sweep.c.created_at.desc(), sweep.c.id.desc())
+    return connection.execute(ordered.limit(last)).scalars().all()
+
+
+def _read(connection: Connection, ids: Sequence[str], where: Sequence[ColumnElement[bool]]) -> tuple[History, ...]:
     rows: dict[str, list[StoredReading]] = defaultdict(list)
     wanted = (
         select(
@@ -50,12 +70,13 @@ def histories(connection: Connection, word: str, cell: str | None, arm: str | No
             sweep.c.retracted_reason.label("sweep_retracted"), run.c.id.label("run"), run.c.arm,
             run.c.retracted_reason, scenario.c.name.label("cell"), attempt.c.engine_digest, attempt.c.device,
         )
-        .select_from(joined)
-        .where(*where, sweep.c.id.in_(sweeps))
+        .select_from(_JOINED)
+        .where(*where, _MEASURED)
         .order_by(sweep.c.created_at, sweep.c.id, scenario.c.position, run.c.arm, attempt.c.id)
     )  # fmt: skip
     for row in connection.execute(wanted):
         rows[row.series_id].append(_reading(row))
+    found = connection.execute(select(series).where(series.c.id.in_(ids)).order_by(series.c.name, series.c.id))
     return tuple(_history(row, rows[row.id]) for row in found)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -70,9 +70,17 @@ def judge_input(connection: Connection, sweep_id: str) -> JudgeInput:
 
 def cells_read(connection: Connection, sweep_id: str) -> CellsRead:
     """The same, each cell read from that view when its turn comes."""
+    plans = _plans(connection, sweep_id)
+    retracted = submission.one(connection, sweep_id).retracted_reason
+    around = around_cells(connection, sweep_id)
+    return CellsRead(around, _cells(connection, plans, retracted), _further(connection, sweep_id, plans))
+
+
+def around_cells(connection: Connection, sweep_id: str) -> JudgeInput:
+    """The judge's input without its cells."""
     row = submission.one(connection, sweep_id)
     manifest = submission.manifest_of(connection, sweep_id)
-    around = JudgeInput(
+    return JudgeInput(
         manifest=manifest,
         manifest_digest=row.manifest_digest,
         cells=(),
@@ -89,10 +97,19 @@ def cells_read(connection: Connection, sweep_id: str) -> CellsRead:
             created_at=row.created_at.isoformat(),
         ),
     )
-    wanted = select(scenario.c.id, scenario.c.plan).where(scenario.c.sweep_id == sweep_id)
+
+
+def cell_inputs(connection: Connection, sweep_id: str, names: Collection[str]) -> tuple[CellInput, ...]:
+    """Some cells of a sweep with their runs, in the sweep's order; a name that is no cell's gives none."""
+    plans = _plans(connection, sweep_id, scenario.c.name.in_(names))
+    return tuple(_cells(connection, plans, submission.one(connection, sweep_id).retracted_reason))
+
+
+def _plans(connection: Connection, sweep_id: str, *only: ColumnElement[bool]) -> dict[str, CellPlan]:
+    """Plans by scenario, in the sweep's order."""
+    wanted = select(scenario.c.id, scenario.c.plan).where(scenario.c.sweep_id == sweep_id, *only)
     scenarios = connection.execute(wanted.order_by(scenario.c.position)).all()
-    plans = {one.id: CellPlan.model_validate(one.plan) for one in scenarios}
-    return CellsRead(around, _cells(connection, plans, row.retracted_reason), _further(connection, sweep_id, plans))
+    return {one.id: CellPlan.model_validate(one.plan) for one in scenarios}
 
 
 def _cells(connection: Connection, plans: Mapping[str, CellPlan], retracted: str | None) -> Iterator[CellInput]:

@@ -23,11 +23,12 @@ from orchestrator.commands.terminal import (
     say_json,
     settings_for,
 )
-from orchestrator.conclude import PAGE, make_folder
+from orchestrator.conclude import make_folder, write_site
 from reports import schema
 from reports.explain import explain as explain_cell
 from reports.explain import find_cell
-from reports.render import LimitTooSmall, render, write_html
+from reports.render import LimitTooSmall, render
+from reports.render.site import INDEX
 
 
 class Form(StrEnum):
@@ -77,13 +78,12 @@ def report(
     try:
         sweep_id = opened.resolve_id(sweep, "swp")
         verdict = stored_verdict(opened, sweep_id, given)
-        doc = opened.judge_input(sweep_id) if form is Form.html else None
+        if form is Form.html and out is not None:
+            make_folder(out, (INDEX,))
+            say(str(write_site(opened, sweep_id, verdict, out, given.store_words)))
+            return
     finally:
         opened.close()
-    if form is Form.html and out is not None:
-        make_folder(out, (PAGE,))
-        say(str(write_html(verdict, out, doc=doc, store=given.store_words)))
-        return
     try:
         text = render(verdict, form.value, limit=limit, store=given.store_words)
     except LimitTooSmall as exc:

@@ -7,8 +7,16 @@ from collections.abc import Sequence
 from jobs.model import CellInput, JudgeInput
 from jobs.verdict import IdentityRow
 from reports.blocks import Section
+from reports.escape import anchor_of
 from reports.evidence import diff, keys, readings, runs, surroundings, timeline, tokens
 from reports.units import unit_of
+
+
+def anchors(cell: CellInput) -> frozenset[str]:
+    """The places on a cell's page that an `EvidenceRef` may lead to."""
+    records = [record for _, record in runs.measured(cell)]
+    names = {name for one in records for family in (one.facts, one.counters, one.metrics) for name in family}
+    return frozenset({"tokens", *map(anchor_of, names)})
 
 
 def sections(

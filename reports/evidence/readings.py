@@ -15,6 +15,7 @@ from reports.blocks import (
     Listing,
     Name,
     Paragraph,
+    ReadingName,
     Section,
     Spark,
     Table,
@@ -117,7 +118,7 @@ def _text_lines(name: str, measured: list[Measured], values: Values) -> list[Inl
 def _reading_table(caption: str, measured: list[Measured], values: Values, names: list[str]) -> Table:
     columns = (Column("Reading"), *(Column(label(run), "right") for run, _ in measured))
     rows = tuple(
-        (words(Name(name)), *(words(_reading(values[run.run_id].get(name), name)) for run, _ in measured))
+        (words(ReadingName(name)), *(words(_reading(values[run.run_id].get(name), name)) for run, _ in measured))
         for name in names
     )
     return Table(caption, columns, rows)

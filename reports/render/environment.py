@@ -12,13 +12,23 @@ from typing import Any, Final
 import jinja2
 import markupsafe
 
-from reports.escape import visible
+from reports.escape import anchor_of, visible
 from reports.format import plural
 
 GENERATOR: Final = '<meta name="generator" content="assay">'
 """By which a later report knows its own pages."""
 
 _REPORTS: Final = Path(__file__).parent.parent
+_UPLOT: Final = _REPORTS / "assets" / "vendor" / "uplot"
+ASSETS: Final = (
+    _REPORTS / "assets" / "report.css",
+    _REPORTS / "assets" / "charts.js",
+    _UPLOT / "uPlot.iife.min.js",
+    _UPLOT / "uPlot.min.css",
+    _UPLOT / "uPlot.LICENSE.txt",
+)
+"""What pages in a folder share, the one licence that is not ours among it."""
+
 _WHOLE_NAME: Final = 26  # characters: as long as the longest metric
 
 
@@ -34,17 +44,25 @@ def environment(*, for_html: bool) -> jinja2.Environment:
         keep_trailing_newline=True,
         finalize=_finalize if for_html else None,
     )
-    made.filters |= {"breakable": _breakable, "kind": lambda block: type(block).__name__, "plural": plural}
+    made.filters |= {
+        "anchor": anchor_of,
+        "breakable": _breakable,
+        "kind": lambda block: type(block).__name__,
+        "plural": plural,
+    }
     return made
 
 
-def page(template: str, style: str | None, **values: Any) -> str:
-    """A page of a template that extends the base; its style sheet stands in it, or (None) among the shared assets."""
+def page(template: str, style: str | None, *, scripts: bool = False, **values: Any) -> str:
+    """A page of a template that extends the base; its style sheet stands in it, or (None) among the shared assets.
+
+    With `scripts` it may run those of the shared assets, and no other.
+    """
     return (
         environment(for_html=True)
         .get_template(template)
         .render(
-            policy=_policy(style),
+            policy=_policy(style, scripts),
             generator=markupsafe.Markup(GENERATOR),
             style=None if style is None else markupsafe.Markup(style),
             **values,
@@ -58,14 +76,15 @@ def style_sheet() -> str:
     return (_REPORTS / "assets" / "report.css").read_text(encoding="utf-8")
 
 
-def _policy(style: str | None) -> str:
-    """Nothing but our own style: no script, no image, no frame, no form, no request anywhere."""
+def _policy(style: str | None, scripts: bool) -> str:
+    """Nothing but our own style, and script where asked for: no image, no frame, no form, no request anywhere."""
     own = (
         "'self' file:"
         if style is None
         else f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'"
     )
-    return f"default-src 'none'; style-src {own}; base-uri 'none'; form-action 'none'"
+    ours = "; script-src 'self' file:" if scripts else ""
+    return f"default-src 'none'; style-src {own}{ours}; base-uri 'none'; form-action 'none'"
 
 
 def _breakable(name: str) -> markupsafe.Markup:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, Final
 
 from jobs.model import JudgeInput
+from jobs.verdict import CellVerdict
 from reports import explain, tiles
 from reports.blocks import Section
+from reports.charts import Scenario
 from reports.index import Entry, rows_of
 from reports.render.environment import page
 from reports.sections import blind, capture, headline, hygiene, identity, reviewed, stamp, time, traffic, witnesses
@@ -19,21 +21,41 @@ from reports.wording import OUTCOMES, gloss
 _SECTIONS: Final = (identity, witnesses, traffic, capture, time, reviewed, hygiene, blind, stamp)
 _PAGE_CELLS: Final = 8
 _PAGE_ROWS: Final = 2000
+_FIRST_ROWS: Final = 200
+"""Rows of a table on the page of a sweep: the worst. The list of cells goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
     """Where a page's links lead, each relative to that page; an empty one is not there.
 
-    `root` stands before the shared assets; `cell` gives the page of a cell by its name, `sweeps` that of a sweep by its
-    id.
+    `root` stands before the shared assets. `cell` gives a cell's page by its name, `evidence` a place
+    on it, `scenario` what the cell did over sweeps; `cells` is the list of all cells, `sweeps` gives the page
+    of a sweep by its id.
     """
 
     root: str = ""
     index: str = ""
     sweep: str = ""
     cell: Callable[[str], str] = lambda _name: ""
+    evidence: Callable[[str, str], str] = lambda _cell, _anchor: ""
+    scenario: Callable[[str], str] = lambda _cell: ""
+    cells: str = ""
     sweeps: Callable[[str], str] = lambda _id: ""
+
+    def deeper(self) -> Links:
+        """The same places as a page sees them that stands one folder below."""
+        return replace(
+            self,
+            root=_up(self.root) or "../",
+            index=_up(self.index),
+            scenario=lambda cell: _up(self.scenario(cell)),
+            sweeps=lambda sweep_id: _up(self.sweeps(sweep_id)),
+        )
+
+
+def _up(link: str) -> str:
+    return f"../{link}" if link else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +84,6 @@ def index_page(
         template,
         style,
         links=links,
-        cell_href=links.cell,
         rows=rows_of(entries),
         total=len(entries) if total is None else total,
         turn=turn or Turn(),
@@ -78,12 +99,40 @@ def sections_of(view: SweepView) -> Iterable[ModuleType]:
 def sweep_page(view: SweepView, links: Links, style: str | None = None) -> str:
     """The page of a sweep; `style`: the style sheet, where the page holds it."""
     cells = view.first_cells(_PAGE_CELLS)
-    scope = Scope(cells, _PAGE_ROWS, _PAGE_ROWS, len(view.cells) - len(cells))
+    scope = Scope(cells, _FIRST_ROWS, _FIRST_ROWS, len(view.cells) - len(cells))
     sections = [module.build(view, scope) for module in (headline, *sections_of(view))]
     figures = tiles.of_cell(cells[0]) if scope.is_single else tiles.of_sweep(view)
     verdict = view.verdict
     named: dict[str, Any] = {"name": verdict.sweep, "outcome": verdict.outcome, "exit_code": verdict.exit_code}
     return _judged("page.html.j2", view, links, style, sections=sections, tiles=figures, **named)
+
+
+def shown_first(view: SweepView) -> list[str]:
+    """All cells by name: those that the page of the sweep names, then the others, worst first."""
+    named = [cell.cell for cell in view.cells[:_FIRST_ROWS]]
+    named += [finding.cell for finding in view.verdict.findings[:_FIRST_ROWS] if finding.cell]
+    worse = [row.cell for row in view.ranked if row.is_worse]
+    named += (worse or [row.cell for row in view.ranked])[:_FIRST_ROWS]
+    everything = {cell.cell: None for cell in view.cells}
+    return list(dict.fromkeys([*(name for name in named if name in everything), *everything]))
+
+
+def list_page(view: SweepView, cells: Sequence[CellVerdict], links: Links, place: int, pages: Sequence[str]) -> str:
+    """A part of the list of all cells, worst first; it is page `place` of `pages`, given as links."""
+    turn = Turn(pages[place - 1] if place else "", pages[place + 1] if place + 1 < len(pages) else "")
+    where = f"Page {place + 1} of {len(pages)}"
+    sections = [headline.listed(view, cells)]
+    return page(
+        "cells.html.j2",
+        None,
+        links=links,
+        sections=sections,
+        turn=turn,
+        where=where,
+        sweep=view.verdict.sweep,
+        total=len(view.cells),
+        command=view.command("explain", view.verdict.stamp.sweep_id, "CELL"),
+    )
 
 
 def cell_page(view: SweepView, cell: CellView, doc: JudgeInput | None, links: Links) -> str:
@@ -99,14 +148,19 @@ def cell_page(view: SweepView, cell: CellView, doc: JudgeInput | None, links: Li
     return _judged("cell.html.j2", view, links, None, sections=sections, tiles=tiles.of_cell(cell), **named)
 
 
+def scenario_page(scenario: Scenario, links: Links) -> str:
+    """A scenario over sweeps, as pictures that read without script; with script they can be pointed at."""
+    return page("scenario.html.j2", None, scripts=True, links=links, scenario=scenario)
+
+
 def _judged(template: str, view: SweepView, links: Links, style: str | None, *, outcome: str, **values: Any) -> str:
     verdict = view.verdict
     return page(
         template,
         style,
         links=links,
-        cell_href=links.cell,
         behind=view.cells[0].cell if len(view.cells) == 1 else "",
+        total=len(view.cells),
         outcome=outcome,
         tone=OUTCOMES[outcome][0],
         gloss=gloss(outcome, verdict.gate),

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from jobs.redact import redact
-from jobs.verdict import ArmView
+from jobs.verdict import ArmView, CellVerdict
 from reports.blocks import (
     Block,
     CellRef,
     Column,
     Details,
+    EvidenceRef,
     Inline,
     Inlines,
     Listing,
@@ -220,7 +221,7 @@ def _ranked(caption: str, telling: Sequence[Ranked], view: SweepView, scope: Sco
         (
             words(row.state),
             *(((CellRef(row.cell),),) if with_cell else ()),
-            words(Name(row.subject)),
+            words(EvidenceRef(row.subject, row.cell, row.anchor) if row.anchor else Name(row.subject)),
             words(row.base),
             words(row.head),
             words(Strong(row.change)),
@@ -228,6 +229,34 @@ def _ranked(caption: str, telling: Sequence[Ranked], view: SweepView, scope: Sco
         for row in shown
     )
     return Table(caption, columns, rows, more=len(telling) - len(shown))
+
+
+def listed(view: SweepView, cells: Sequence[CellVerdict]) -> Section:
+    """Those cells, a row each, with the worst that was found of each."""
+    found: dict[str, str] = {}
+    for finding in view.verdict.findings:
+        found.setdefault(finding.cell, finding.message)
+    rows = tuple(
+        (
+            words(outcome(cell.outcome)),
+            words(CellRef(cell.cell)),
+            words(found.get(cell.cell) or gloss(cell.outcome, view.verdict.gate)),
+            *(words(_both(cell, name, unit)) for _, name, unit in _BESIDE[:3]),
+            words(str(cell.exit_code)),
+        )
+        for cell in cells
+    )
+    columns = (
+        Column("State"), Column("Cell"), Column("What was found", prose=True),
+        *(Column(title, "right") for title, _, _ in _BESIDE[:3]), Column("Exit", "right"),
+    )  # fmt: skip
+    return Section("cells", "Cells", (), shown=(Table("Cells, worst first; base, then head", columns, rows),))
+
+
+def _both(cell: CellVerdict, name: str, unit: str) -> str:
+    """Base's and head's value; one where they are equal."""
+    told = [show(reading(arm, name), unit) for role in ("base", "head") for arm in cell.arms if arm.role == role]
+    return " → ".join(dict.fromkeys(told)) or "—"
 
 
 def _cells(view: SweepView, scope: Scope) -> Table:

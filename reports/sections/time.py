@@ -5,7 +5,21 @@ from __future__ import annotations
 from jobs.model import Missing
 from jobs.noise import Calibration
 from jobs.verdict import TimeRow
-from reports.blocks import Block, CellRef, Column, Details, Inlines, Name, Paragraph, Section, State, Table, words
+from reports.blocks import (
+    Block,
+    CellRef,
+    Column,
+    Details,
+    EvidenceRef,
+    Inlines,
+    Name,
+    Paragraph,
+    Section,
+    State,
+    Table,
+    words,
+)
+from reports.escape import anchor_of
 from reports.format import plural, show
 from reports.view import CellView, Scope, SweepView
 from reports.wording import TIMES
@@ -93,7 +107,7 @@ def _table(rows: list[tuple[CellView, TimeRow]], tested: str, scope: Scope) -> T
         tuple(
             (
                 *(((CellRef(cell.name),),) if with_cell else ()),
-                words(Name(row.metric)),
+                words(EvidenceRef(row.metric, cell.name, anchor_of(row.metric))),
                 words(show(row.base_median, row.unit)),
                 words(show(row.head_median, row.unit)),
                 words(show(row.ratio, "x")),
@@ -126,7 +140,7 @@ def _noise(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Details | None
     lines = tuple(
         (
             *(() if scope.is_single else ((CellRef(cell.name),),)),
-            words(Name(row.metric)),
+            words(EvidenceRef(row.metric, cell.name, anchor_of(row.metric))),
             words(show(one.sigma, "ratio")),
             words(f"{_least(one)} in {one.budget_blocks}"),
             words(show(row.smallest_detectable, "ratio")),

@@ -8,6 +8,7 @@ from reports.blocks import (
     CellRef,
     Column,
     Details,
+    EvidenceRef,
     Inline,
     Inlines,
     Name,
@@ -18,6 +19,7 @@ from reports.blocks import (
     Table,
     words,
 )
+from reports.escape import anchor_of
 from reports.format import (
     UNIT_NOTE,
     Value,
@@ -265,7 +267,7 @@ def _counters(cell: CellView, scope: Scope) -> Table:
         columns,
         tuple(
             (
-                words(Name(row.metric)),
+                words(EvidenceRef(row.metric, cell.name, anchor_of(row.metric))),
                 words(exact(row.base, shown_unit(row.metric, row.unit))),
                 words(exact(row.head, shown_unit(row.metric, row.unit))),
                 words(change(row.base, row.head, shown_unit(row.metric, row.unit))),

@@ -92,7 +92,8 @@ def test_a_head_that_does_not_build_exits_1_with_the_end_of_its_log(clone: Path,
     assert runs == {"base": (2, 2), "head": (0, 2)}
     report = tmp_path / "out"
     text = _assay(clone, tmp_path, "report", "swp_", "--format", "text").stdout
-    for form in (text, (report / "comment.md").read_text(), (report / "index.html").read_text()):
+    (page,) = (report / "sweeps").glob("*/index.html")
+    for form in (text, (report / "comment.md").read_text(), page.read_text()):
         assert "The log of" in form
         assert "fast.c:3: error: no such name" in form
     log = Path(done.stderr.partition("(log in ")[2].partition(")")[0])

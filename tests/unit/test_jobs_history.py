@@ -81,6 +81,7 @@ def test_missing_and_retracted_points_are_shown_and_count_for_nothing() -> None:
     rows[2] = rows[2]._replace(retracted="the fan was blocked")
     points = points_of(rows)
     assert changes_of(COUNTER, points) == ((), "")
+    assert changes_of(COUNTER, points[1:3]) == ((), ""), "none that counts"
     assert points[1].value == Missing(missing="no ring")
     assert (points[2].value, points[2].struck) == (9, "the fan was blocked")
 
