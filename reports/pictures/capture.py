@@ -55,15 +55,16 @@ def build(arms: Iterable[ArmView]) -> list[Block]:
     An arm whose rows and counters disagree, or whose plan's length is not known, has no map, and it is said why.
     """
     maps: dict[_Map, list[ArmView]] = {}
-    blocks: list[Block] = []
+    without: dict[str, list[str]] = {}
     for arm in arms:
         found = _map(arm)
         if isinstance(found, str):
-            blocks += [Paragraph(words(f"No map of {arm.arm}: {found}."))] if found else []
+            without.setdefault(found, []).append(arm.arm)
         else:
             maps.setdefault(found, []).append(arm)
+    said = [Paragraph(words(f"No map of {', '.join(names)}: {why}.")) for why, names in without.items() if why]
     if not any(one.seams for one in maps):
-        return blocks
+        return [*said]
     longest = max(one.steps for one in maps)
     groups = tuple((_title(one, alike), _bars(one)) for one, alike in maps.items())
     reasons = dict.fromkeys(seam.reason for one in maps for seam in one.seams)
@@ -72,7 +73,7 @@ def build(arms: Iterable[ArmView]) -> list[Block]:
     title = f"One decode step, from its first plan step to its last. A mark is at least {covers} wide."
     return [
         Bars(title, groups, (("captured", "in a graph"), *causes), ends=("first plan step", "last"), wide=True),
-        *blocks,
+        *said,
     ]
 
 

@@ -56,7 +56,9 @@ def _summary(items: list[Comparison], scope: Scope, fault: str) -> Inlines:
     differing = sum(item.is_claimed and not item.is_equal for item in items)
     if differing:
         rest = f"; nothing is claimed in {integer(unclaimed)}" if unclaimed else ""
-        return words(State("differs", "bad"), f" in {integer(differing)} {of}{rest}.")
+        ties = sum(item.row.klass == "NEAR_TIE" for item in items)
+        state = State("near tie", "warn") if ties == differing else State("differs", "bad")
+        return words(state, f" in {integer(differing)} {of}{rest}.")
     if unclaimed:
         return words(State("not claimed", "warn"), f" in {integer(unclaimed)} {of}, which so prove nothing.")
     pairs = [item for item in items if item.row.what == "pair"]

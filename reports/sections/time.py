@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from jobs.model import Missing
 from jobs.noise import Calibration
 from jobs.verdict import TimeRow
@@ -34,6 +36,10 @@ RATIOS = (
     "medians beside it, which are over all runs. The first blocks screen; ratio, interval and smallest detectable "
     "change are of the others, which alone decide, or of those that screen where no other was run."
 )
+
+
+_DECIDABLE: Final = ("BETTER", "WORSE", "SAME", "UNDECIDED")
+"""Of the same work, and measured."""
 
 
 def build(view: SweepView, scope: Scope) -> Section:
@@ -76,7 +82,7 @@ def _summary(rows: list[tuple[CellView, TimeRow]], simulated: bool, timed: bool,
 
 def _figure(rows: list[tuple[CellView, TimeRow]]) -> str:
     """The time of a decode step in one sentence, where one cell alone has it."""
-    decode = [row for _, row in rows if row.metric == "decode_ms_per_token"]
+    decode = [row for _, row in rows if row.metric == "decode_ms_per_token" and row.klass in _DECIDABLE]
     if len(decode) != 1 or isinstance(decode[0].ratio, Missing):
         return ""
     row = decode[0]

@@ -72,8 +72,9 @@ def build(view: SweepView, scope: Scope) -> Section:
             shown += figures
         folded += _folds(cell, scope) if cell.traffic else []
     else:
-        shown.append(_overview(scope))
-        for cell in scope.cells:
+        told = [cell for cell in scope.cells if cell.traffic]
+        shown += [_overview(scope)] if told else []
+        for cell in told:
             parts = (
                 _figures(cell),
                 *_over_floor(cell),

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 import cmarkgfm
 from cmarkgfm.cmark import Options
 
+_TOLD = {"th", "td", "caption", "p", "summary"}
 VOID = {"br", "hr", "img", "input", "link", "meta", "rect", "wbr", "polyline"}
 
 
@@ -46,7 +47,7 @@ class Page(HTMLParser):
             self.tables.append(Table(caption=self._last_block))
         if tag == "tr" and "tbody" in self._open:
             self.tables[-1].rows.append([])
-        if tag in {"th", "td", "caption", "p"}:
+        if tag in _TOLD:
             self._cell = []
         if tag not in {"code", "span", "strong", "b", "em", "bdi", "wbr"}:
             self._break()
@@ -65,7 +66,7 @@ class Page(HTMLParser):
             self._open.pop()
         if tag not in {"code", "span", "strong", "b", "em", "bdi", "wbr"}:
             self._break()
-        if tag in {"th", "td", "caption", "p"} and self._cell is not None:
+        if tag in _TOLD and self._cell is not None:
             self._keep(tag, "".join(self._cell).strip())
             self._cell = None
 
@@ -82,7 +83,7 @@ class Page(HTMLParser):
         self.scanned += "\x1f"
 
     def _keep(self, tag: str, text: str) -> None:
-        if tag == "p":
+        if tag in {"p", "summary"}:
             self._last_block = text
         elif tag == "caption":
             self.tables[-1].caption = text
