@@ -57,8 +57,8 @@ def _summary(items: list[Comparison], scope: Scope, fault: str) -> Inlines:
     if differing:
         rest = f"; nothing is claimed in {integer(unclaimed)}" if unclaimed else ""
         ties = sum(item.row.klass == "NEAR_TIE" for item in items)
-        state = State("near tie", "warn") if ties == differing else State("differs", "bad")
-        return words(state, f" in {integer(differing)} {of}{rest}.")
+        which = State("near tie", "warn") if ties == differing else State("differs", "bad")
+        return words(which, f" in {integer(differing)} {of}{rest}.")
     if unclaimed:
         return words(State("not claimed", "warn"), f" in {integer(unclaimed)} {of}, which so prove nothing.")
     pairs = [item for item in items if item.row.what == "pair"]
