@@ -1,8 +1,9 @@
-"""What every test run shares: the GPU skip, and the check that tests which must run did run.
+"""What every test run shares: skips for want of a GPU or a browser, and the check that tests which must run did run.
 
 `tests/must_run.txt` lists patterns of test ids. A listed test that is skipped fails the run; with `--must-run`, which
 `make test` passes, a pattern that no executed test matches fails it too, so that a module skipped as a whole or a
-renamed test cannot pass unseen. Both work under xdist: the controller sees every worker's reports.
+renamed test cannot pass unseen. Both work under xdist: the controller sees every worker's reports. What is skipped for
+want of a browser is counted and said; where there is one, as `.ci/run` sees to, listed tests of pages must run.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import pytest
 
 NO_GPU = "skipped: no GPU"
 TOO_FEW_GPUS = "skipped: fewer than "
+NO_BROWSER = "skipped: no browser"
 MUST_RUN_FILE = Path(__file__).with_name("must_run.txt")
 
 # In a child, so that the test process itself never holds a driver context.
@@ -53,10 +55,15 @@ class Census:
             self.told.update(f"{name}: {value}" for name, value in report.user_properties if name.startswith("ids of "))
 
     def skipped_but_must_run(self) -> list[str]:
-        return [test for test in sorted(self.skipped) if any(matches(test, pattern) for pattern in self.patterns)]
+        skipped = sorted(self.skipped.keys() - self._without_browser())
+        return [test for test in skipped if any(matches(test, pattern) for pattern in self.patterns)]
 
     def matched_nothing(self) -> list[str]:
-        return [pattern for pattern in self.patterns if not any(matches(test, pattern) for test in self.executed)]
+        seen = self.executed | self._without_browser()
+        return [pattern for pattern in self.patterns if not any(matches(test, pattern) for test in seen)]
+
+    def _without_browser(self) -> set[str]:
+        return {test for test, why in self.skipped.items() if why == NO_BROWSER}
 
 
 CENSUS = pytest.StashKey[Census]()
@@ -134,6 +141,8 @@ class MustRun:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         without_gpu = sum(why == NO_GPU or why.startswith(TOO_FEW_GPUS) for why in self.census.skipped.values())
         terminalreporter.write_line(f"GPU tests skipped for want of a GPU: {without_gpu}")
+        without_browser = Counter(self.census.skipped.values())[NO_BROWSER]
+        terminalreporter.write_line(f"tests of pages skipped for want of a browser: {without_browser}")
         if self.census.accesses:
             terminalreporter.write_line(f"accesses checked for their order: {self.census.accesses}")
         for said, tests in sorted(self.census.told.items()):
@@ -155,6 +164,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     wanted = max(((*mark.args, 1)[0] for mark in item.iter_markers("gpu")), default=0)
     if wanted and gpus() < wanted:
         pytest.skip(f"{TOO_FEW_GPUS}{wanted} GPUs" if gpus() else NO_GPU)
+    if item.get_closest_marker("browser") and shutil.which("chromium") is None:
+        pytest.skip(NO_BROWSER)
 
 
 @pytest.fixture(scope="session")

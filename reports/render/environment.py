@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections import Counter
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +67,7 @@ def page(template: str, style: str | None, *, scripts: bool = False, **values: A
             policy=_policy(style, scripts),
             generator=markupsafe.Markup(GENERATOR),
             style=None if style is None else markupsafe.Markup(style),
+            unique=_namer(),
             **values,
         )
     )
@@ -85,6 +88,17 @@ def _policy(style: str | None, scripts: bool) -> str:
     )
     ours = "; script-src 'self' file:" if scripts else ""
     return f"default-src 'none'; style-src {own}{ours}; base-uri 'none'; form-action 'none'"
+
+
+def _namer() -> Callable[[str], str]:
+    """Names of a page's regions, by which whoever hears it tells them apart: a name that was given gets a number."""
+    given: Counter[str] = Counter()
+
+    def unique(name: str) -> str:
+        given[name] += 1
+        return name if given[name] == 1 else f"{name} ({given[name]})"
+
+    return unique
 
 
 def _breakable(name: str) -> markupsafe.Markup:

@@ -2,102 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING
 
 import pytest
 
-from reports.render import write_html
-from tests.unit import reports_runs as runs
-from tests.unit import reports_samples as samples
+from tests.e2e.browsing import CONTRASTS, PAGE_WIDTH, SCHEMES, WIDTHS, visit
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="skipped: no chromium")
-
-Scheme = Literal["light", "dark"]
-SCHEMES: tuple[Scheme, ...] = ("light", "dark")
-WIDTHS = (1280, 320)
-MATRIX_NAME = "smollm2-135m/capital/weight_budget=3{}%/kv_layout=seq-major/policy=stable"
-PAGE_WIDTH = "document.documentElement.scrollWidth"
-
-# Contrast of every visible text against the nearest opaque background, by WCAG 2; the lowest first.
-CONTRASTS = """
-() => {
-  const channel = v => { v /= 255; return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4; };
-  const parse = text => text.match(/[\\d.]+/g).map(Number);
-  const light = c => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
-  const opaque = c => c.length < 4 || c[3] > 0;
-  const behind = node => {
-    for (let at = node; at; at = at.parentElement) {
-      const c = parse(getComputedStyle(at).backgroundColor);
-      if (opaque(c)) return c;
-    }
-    return [255, 255, 255];
-  };
-  const found = [];
-  for (const node of document.querySelectorAll('body *')) {
-    const own = [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
-    if (!own || !node.checkVisibility() || node.closest('svg')) continue;
-    const [a, b] = [light(parse(getComputedStyle(node).color)), light(behind(node))].sort((x, y) => y - x);
-    found.push([(a + 0.05) / (b + 0.05), node.tagName + '.' + node.className + ': ' + node.textContent.slice(0, 40)]);
-  }
-  return found.sort((x, y) => x[0] - y[0]);
-}
-"""
-
-
-@dataclass
-class Seen:
-    """What the browser complained of, and what it fetched."""
-
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    api = pytest.importorskip("playwright.sync_api", reason="skipped: no playwright")
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Pages by name: a good sweep, a broken one with its evidence, many cells, and hostile names."""
-    root = tmp_path_factory.mktemp("site")
-    hostile = "".join(samples.HOSTILE)[:380]
-    made = {
-        "good": write_html(samples.verdict(), root / "good", doc=runs.judge_input()),
-        "broken": write_html(samples.broken(), root / "broken", doc=runs.judge_input()),
-        "many": write_html(samples.many(9), root / "many", doc=runs.judge_input(word="cell 0")),
-        "hostile": write_html(samples.hostile(hostile), root / "hostile", doc=runs.judge_input(word=hostile)),
-        "matrix": write_html(samples.many(9, MATRIX_NAME), root / "matrix"),
-        "long": write_html(samples.hostile("x" * 300), root / "long"),
-    }
-    cells = {f"{name} cell": next((index.parent / "cells").iterdir()) for name, index in made.items() if name != "good"}
-    return made | cells
-
-
-def visit(
-    browser: Browser, path: Path, scheme: Scheme = "light", width: int = 1280, **options: Any
-) -> tuple[Page, Seen]:
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
-    page, seen = context.new_page(), Seen()
-    page.on("console", lambda message: seen.complaints.append(message.text))
-    page.on("pageerror", lambda error: seen.complaints.append(str(error)))
-    page.on("dialog", lambda dialog: seen.complaints.append(dialog.message))
-    page.on("request", lambda request: seen.requests.append(request.url))
-    page.on("requestfailed", lambda request: seen.complaints.append(f"failed: {request.url}"))
-    page.goto(path.as_uri())
-    return page, seen
+pytestmark = pytest.mark.browser
 
 
 @pytest.mark.parametrize("name", ["good", "broken", "broken cell", "many", "hostile", "hostile cell", "long"])
