@@ -108,15 +108,15 @@ def _tables(cell: CellView, scope: Scope) -> list[Block]:
 def _causes(cell: CellView, scope: Scope) -> Table:
     shown = cell.causes[: scope.deep or scope.rows]
     arms = [arm.arm for arm in cell.source.arms]
-    heads = ("Reason", "Path", "Operator", "Place, a layer's number left out")
-    columns = (*map(Column, heads), *(Column(arm, "right") for arm in arms))
+    where = (Column("Path"), Column("Place, a layer's number left out"))  # last: they are long, and a comment narrow
+    columns = (Column("Reason"), Column("Operator"), *(Column(arm, "right") for arm in arms), *where)
     rows = tuple(
         (
             words(Name(cause.reason)),
-            words(Name(cause.path)),
             words(Name(cause.operator)),
-            words(Name(cause.place)),
             *(words(integer(count)) for _, count in cause.counts),
+            words(Name(cause.path)),
+            words(Name(cause.place)),
         )
         for cause in shown
     )

@@ -111,7 +111,7 @@ def _is_resident(cell: CellView) -> bool:
 
 
 def _overview(scope: Scope) -> Table:
-    """One row an arm of every cell shown, one column a figure."""
+    """One row an arm of every cell shown, one column a figure; base run again has none where it is as base."""
     columns = (
         Column("Cell"),
         Column("Arm"),
@@ -125,6 +125,7 @@ def _overview(scope: Scope) -> Table:
         )
         for cell in scope.cells
         for arm in cell.traffic
+        if arm.role != "null" or all(arm.figures != base.figures for base in cell.traffic if base.role == "base")
     )
     more = f"; {plural(scope.left_out, 'cell')} more in the report" if scope.left_out else ""
     return Table(f"Bytes by cell and arm, worst cells first{more}", columns, rows)

@@ -198,8 +198,8 @@ def test_seams_are_counted_by_cause_for_each_arm() -> None:
     table = markdown(render(samples.broken(), "comment")).table("Seams by cause, plan steps")
     path = "eager-device-seam"
     assert table.rows == [
-        ["KernelCaptureUnsupported", path, "ai.onnx::Split", "/model/layers.*/Split", "0", "0", "20"],
-        ["ClassifierDisqualified", path, "ai.onnx::Add", "/model/layers.*/Add", "0", "0", "10"],
+        ["KernelCaptureUnsupported", "ai.onnx::Split", "0", "0", "20", path, "/model/layers.*/Split"],
+        ["ClassifierDisqualified", "ai.onnx::Add", "0", "0", "10", path, "/model/layers.*/Add"],
     ]
 
 
@@ -247,7 +247,7 @@ def test_a_missing_reading_shows_its_reason() -> None:
 def test_several_cells_share_one_table_of_bytes() -> None:
     page = markdown(render(samples.many(4), "comment"))
     table = page.table("Bytes by cell and arm, worst cells first")
-    assert len(table.rows) == 12
+    assert len(table.rows) == 8, "no row of a null arm that is as base"
     assert table.rows[0][:2] == ["cell 0", "base"]
 
 
