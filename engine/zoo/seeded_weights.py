@@ -22,7 +22,7 @@ from engine.zoo.hybrid_geometry import HybridGeometry
 from engine.zoo.passes import Blocks, Past, in_half, through, through_without_each
 from engine.zoo.peaked import Peak, cycle_scale, peak
 from engine.zoo.quant import BLOCK, F64
-from engine.zoo.seeded import Held, Ids, Seeded, SeededLinear, Source, filled, mapped
+from engine.zoo.seeded import Held, Ids, Poured, Seeded, SeededLinear, Source, filled, mapped
 from engine.zoo.writer import DecoderGeometry
 
 PROMPT_IDS = (1, 17, 42, 99)
@@ -33,7 +33,7 @@ _QKV_GAIN, _O_GAIN, _MLP_GAIN, _ROUTER_GAIN = 2.0, 1.0, 1.1, 5.0
 """Output deviation of a product per unit of input; as in `tiny`, where attention and MLP both decide. A router
 this sharp gives the last chosen expert next to nothing: which one that is, float16 may change in 40 layers."""
 _QUARTER = 0.25
-_TIED_LOGIT_DEVIATION = 3.0
+_LOGIT_DEVIATION = 3.0
 _USUAL_AGREEMENT = 0.3
 """Of the last state with the token's embedding, per element, where nobody has measured it."""
 _DRAWS = 4
@@ -48,7 +48,7 @@ class SeededHead:
         self._asymmetric = asymmetric
         self._source = source
         self.votes: Callable[[], Peak | None] = lambda: None
-        deviation = _TIED_LOGIT_DEVIATION / math.sqrt(hidden)
+        deviation = _LOGIT_DEVIATION / math.sqrt(hidden)
         self._table = source.linear("table", vocabulary, hidden, deviation)
 
     @property
@@ -58,7 +58,7 @@ class SeededHead:
 
     def embedding(self) -> Seeded:
         """The untied table, float16."""
-        return mapped(self._table.codes, np.float16, lambda codes: _differences(codes) * _QUARTER, self._hidden)
+        return mapped(self._table.codes, np.float16, _quarters, self._hidden)
 
     def embedded(self, ids: Ids) -> F64:
         """Rows before any vote."""
@@ -125,12 +125,20 @@ class SeededBody(ABC):
     """What all decoders of a seed share: norms, projections, the head, and how it is peaked."""
 
     def __init__(
-        self, geometry: DecoderGeometry | HybridGeometry, seed: int, *, tied: bool, asymmetric: bool, peaked: bool
+        self,
+        geometry: DecoderGeometry | HybridGeometry,
+        seed: int,
+        *,
+        tied: bool,
+        asymmetric: bool,
+        peaked: bool,
+        poured: bool,
     ) -> None:
         self._hidden_size = geometry.hidden
         self._context = geometry.context
         self._asymmetric = asymmetric
-        self.source = Source(seed)
+        self._poured = poured
+        self.source = Poured(seed) if poured else Source(seed)
         self.head = SeededHead(self.source, geometry.vocabulary, geometry.hidden, tied=tied, asymmetric=asymmetric)
         if peaked:
             self.head.votes = lambda: self.peak
@@ -206,6 +214,9 @@ class SeededBody(ABC):
 
     def linear(self, name: str) -> SeededLinear:
         """A projection, or the head."""
+        if name == "lm_head" and self._poured and not self.tied:  # no cycle: each layer has its say in every answer
+            deviation = _LOGIT_DEVIATION / math.sqrt(self._hidden_size)
+            return self.source.linear(name, self.vocabulary, self._hidden_size, deviation, asymmetric=self._asymmetric)
         if name == "lm_head":
             return self.head.linear()
         rows, columns, gain = self.shape(name)
@@ -236,8 +247,16 @@ class SeededBody(ABC):
 class SeededDecoder(SeededBody):
     """Weights of a llama or qwen2 decoder; `DecoderWeights` and `forward.Body`."""
 
-    def __init__(self, geometry: DecoderGeometry, seed: int, *, asymmetric: bool = False, peaked: bool = True) -> None:
-        super().__init__(geometry, seed, tied=geometry.tied, asymmetric=asymmetric, peaked=peaked)
+    def __init__(
+        self,
+        geometry: DecoderGeometry,
+        seed: int,
+        *,
+        asymmetric: bool = False,
+        peaked: bool = True,
+        poured: bool = False,
+    ) -> None:
+        super().__init__(geometry, seed, tied=geometry.tied, asymmetric=asymmetric, peaked=peaked, poured=poured)
         self._g = geometry
 
     def blocks(self, body: Any) -> Blocks:
@@ -270,8 +289,10 @@ class SeededDecoder(SeededBody):
 class SeededHybrid(SeededBody):
     """Weights of a Qwen3.5-MoE decoder; `HybridWeights` and `forward_hybrid.HybridBody`."""
 
-    def __init__(self, geometry: HybridGeometry, seed: int, *, peaked: bool = True) -> None:
-        super().__init__(geometry, seed, tied=False, asymmetric=False, peaked=peaked)
+    def __init__(
+        self, geometry: HybridGeometry, seed: int, *, peaked: bool = True, poured: bool = False
+    ) -> None:
+        super().__init__(geometry, seed, tied=False, asymmetric=False, peaked=peaked, poured=poured)
         self._g = geometry
 
     def blocks(self, body: Any) -> Blocks:
@@ -388,11 +409,18 @@ def flat(tensor: Seeded) -> F64:
     return np.concatenate([chunk.reshape(-1) for chunk in tensor.chunks()]).astype(np.float64)
 
 
-def _differences(codes: Any) -> Any:
-    out = np.empty((codes.shape[0], codes.shape[1] * 2), np.float16)
-    out[:, 0::2] = codes & 15
-    out[:, 1::2] = codes >> 4
-    return out - np.float16(8)
+def _quarters(codes: Any) -> Any:
+    return _QUARTERS[codes].view(np.float16).reshape(codes.shape[0], -1)
+
+
+def _quarters_of_bytes() -> Any:
+    bytes_ = np.arange(256)
+    pairs = np.stack((bytes_ & 15, bytes_ >> 4), axis=-1).astype(np.float16)
+    return ((pairs - 8) * np.float16(_QUARTER)).view(np.uint32).reshape(-1)
+
+
+_QUARTERS = _quarters_of_bytes()
+"""Of each byte of two codes, less 8 and in quarters, both halves."""
 
 
 def _eights(rows: int, blocks: int) -> Seeded:

@@ -51,12 +51,16 @@ def build(
     no_peak: Annotated[
         bool, typer.Option("--no-peak", help="leave the head random: spares the forward passes that make answers clear")
     ] = False,
+    poured: Annotated[
+        bool, typer.Option("--poured", help="weights at the disk's rate, a pool of numbers over and over; no peak")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Build a model into a folder, whole or not at all."""
     cache = settings_for().downloads
     built = zoo.build(
-        name, out, source=source, seed=seed, layers=layers, hollow=hollow, peaked=not no_peak, cache_dir=cache
+        name, out, source=source, seed=seed, layers=layers, hollow=hollow, peaked=not no_peak, poured=poured,
+        cache_dir=cache,
     )
     _say_built(built, as_json)
 
