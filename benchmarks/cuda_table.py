@@ -1,6 +1,6 @@
 """The zoo's geometries on a card: tokens a second captured and launched one by one, and 14B streamed under a limit.
 
-Weights are poured (benchmarks.poured). Of each geometry: a replayed step by the device's clock and by the host's, its
+Weights are poured (`assay models build NAME --poured`). Of each geometry: a replayed step by the device's clock and by the host's, its
 nodes, what chains of its kernels take, and whether both arms give the same ids and gaps, bit by bit. Of the streamed
 one: each policy's time a token over the larger of what the link and the resident step take.
 
@@ -18,9 +18,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.cuda_decode import Step, request_for
-from benchmarks.poured import pour
 from engine.device.base import H200
 from engine.run import close, execute
+from engine.zoo import build
 
 GEOMETRIES = ("qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "35b-a3b")
 STREAMED, LIMIT_BYTES = "qwen2.5-14b-zp", 7_726_753_178
@@ -109,7 +109,7 @@ def main() -> int:
             continue
         model = arguments.folder / name
         if not model.is_dir():
-            pour(name, model)
+            build(name, model, poured=True, cache_dir=arguments.folder)
         made = stream(model) if name == STREAMED else measure(model)
         record["geometries"][name] = made
         fine &= made["bit_equal"]

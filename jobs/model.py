@@ -42,7 +42,7 @@ def as_read(value: Reading) -> Reading:
 # ---- what was asked ----------------------------------------------------------------------------------------------
 
 GateAction = Literal["block", "advise", "off"]
-Order = Literal["ABBA", "random", "sequential"]
+Order = Literal["ABBA", "random", "sequential", "once"]
 ArmRole = Literal["base", "head", "null", "variant", "anchor"]
 
 

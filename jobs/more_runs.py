@@ -14,7 +14,7 @@ from pydantic import Field
 
 from jobs.document import Document
 from jobs.model import CellPlan, RunFact
-from jobs.order import RUNS_PER_REPEAT
+from jobs.order import runs_of_arm
 
 BASE_AGAIN = 4
 """How often base runs again, and how often it must have run for nobody to ask: fewer runs may all agree by chance."""
@@ -71,11 +71,11 @@ def given(plan: CellPlan, runs: Iterable[RunFact | RunPlace]) -> Iterator[str]:
 
 def planned_runs(plan: CellPlan) -> int:
     """Runs of one block in its balanced order."""
-    return len(plan.arms) * RUNS_PER_REPEAT * plan.repeats
+    return len(plan.arms) * runs_of_arm(plan.order, plan.repeats)
 
 
 def expected(plan: CellPlan, further: Collection[str], *, is_base: bool) -> int:
     """Runs that there must be of one arm, those of the `further` kinds that the cell was given among them."""
     blocks = plan.blocks + (plan.fresh_blocks if "blocks" in further else 0)
     again = BASE_AGAIN if is_base and "base" in further else 0
-    return blocks * plan.repeats * RUNS_PER_REPEAT + again
+    return blocks * runs_of_arm(plan.order, plan.repeats) + again

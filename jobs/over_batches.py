@@ -23,7 +23,9 @@ def references(manifest: Manifest) -> Mapping[str, CellPlan]:
     groups: dict[str, list[CellPlan]] = {}
     for plan in manifest.cells:
         rest = sorted((name, value) for name, value in plan.config.items() if name != "batch")
-        groups.setdefault(json.dumps([plan.model, plan.prompt, plan.card_class, rest]), []).append(plan)
+        groups.setdefault(
+            json.dumps([plan.model, plan.prompt, plan.card_class, plan.settings.warmups, rest]), []
+        ).append(plan)
     found = {}
     for plans in groups.values():
         smallest = min(plans, key=_batch)

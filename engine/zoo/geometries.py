@@ -24,6 +24,7 @@ from engine.zoo.seeded_weights import PROMPT_IDS, SeededDecoder, SeededHybrid
 from engine.zoo.writer import DATA_FILE, MODEL_FILE, DecoderGeometry, decoder_model
 
 BUILDER_VERSION = 2
+MOST_SKEW = 4.0
 _SOURCE = {"made": "in code, from a seed", "licence": "Apache-2.0"}
 
 
@@ -38,6 +39,8 @@ class Form:
     """Whether answers after one prompt are made clear, which takes a forward pass or more."""
     poured: bool = False
     """Whether weights are one pool of numbers over and over: at the disk's rate, and never peaked."""
+    skew: float = 0.0
+    """How unevenly routers choose: their rows, one an expert, differ in size by up to e^skew either way."""
 
     def with_layers(self, layers: int) -> Form:
         """The same in another depth. Raises BadRequest below 1."""
@@ -54,6 +57,10 @@ def build_geometry(
     A folder that holds this build hollow is filled unless hollow is what is asked for. Raises BadRequest for a negative
     seed, an occupied folder, or a seed that leaves no clear answers.
     """
+    if form.skew and not isinstance(form.geometry, HybridGeometry):
+        raise BadRequest(f"{name} has no router to skew", "leave --skew out")
+    if not 0 <= form.skew <= MOST_SKEW:
+        raise BadRequest(f"skew {form.skew:g}", f"pass --skew from 0 to {MOST_SKEW:g}")
     if seed < 0:
         raise BadRequest(f"seed {seed} is negative", "pass --seed with 0 or more")
     recipe = _recipe(name, form, seed)
@@ -68,8 +75,9 @@ def fill(folder: Path) -> ModelFacts:
         name, options = str(zoo["name"]), dict(zoo["options"])
         seed, family = int(options["seed"]), str(options["family"])
         asymmetric, peaked, poured = (bool(options.get(n)) for n in ("asymmetric", "peaked", "poured"))
+        skew = float(options.get("skew", 0.0))
         kind = HybridGeometry if family == HYBRID else DecoderGeometry
-        form = Form(family, kind(**options["geometry"]), asymmetric, peaked, poured)
+        form = Form(family, kind(**options["geometry"]), asymmetric, peaked, poured, skew)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelFilesError(f"{folder} holds no model with weights from a seed", "fill what was built so") from error
     recipe = _recipe(name, form, seed)
@@ -80,8 +88,9 @@ def fill(folder: Path) -> ModelFacts:
 
 def _recipe(name: str, form: Form, seed: int) -> Recipe:
     options = {"seed": seed, **asdict(form)}
-    if not form.poured:  # as recipes were before there was any
-        del options["poured"]
+    for name in ("poured", "skew"):  # as recipes were before there were any
+        if not options[name]:
+            del options[name]
     return Recipe(name, BUILDER_VERSION, _SOURCE, options)
 
 
@@ -89,12 +98,10 @@ def _write(folder: Path, form: Form, seed: int, *, hollow: bool) -> Written:
     layout = Layout(DATA_FILE)
     weights: SeededDecoder | SeededHybrid
     if isinstance(form.geometry, HybridGeometry):
-        weights = SeededHybrid(form.geometry, seed, peaked=form.peaked, poured=form.poured)
+        weights = SeededHybrid(form.geometry, seed, peaked=form.peaked, poured=form.poured, skew=form.skew)
         model = hybrid_model(form.geometry, weights, layout, str(BUILDER_VERSION))
     else:
-        weights = SeededDecoder(
-            form.geometry, seed, asymmetric=form.asymmetric, peaked=form.peaked, poured=form.poured
-        )
+        weights = SeededDecoder(form.geometry, seed, asymmetric=form.asymmetric, peaked=form.peaked, poured=form.poured)
         model = decoder_model(form.geometry, weights, layout, str(BUILDER_VERSION))
     g = form.geometry
     pad, bos, eos = (g.vocabulary - n for n in (3, 2, 1))
@@ -185,3 +192,38 @@ GEOMETRIES: Mapping[str, Form] = MappingProxyType(
     }
 )
 """Sizes of the models of these names; rotary tables are plain, without any scaling of long contexts."""
+
+_SMALL = replace(_qwen2(4, 256, 4, 2, 64, 512, 1024, tied=True), context=4096)
+SMALL: Mapping[str, Form] = MappingProxyType(
+    {
+        "qwen2-small": Form("qwen2", _SMALL),
+        "qwen2-small-zp": Form("qwen2", replace(_SMALL, tied=False), asymmetric=True),
+        "hybrid-small": Form(
+            HYBRID,
+            HybridGeometry(
+                layers=8,
+                hidden=128,
+                heads=4,
+                kv_heads=2,
+                head_size=32,
+                rotary=16,
+                key_heads=2,
+                value_heads=4,
+                state_size=32,
+                taps=4,
+                ffn=64,
+                shared_ffn=64,
+                experts=16,
+                chosen=2,
+                vocabulary=1024,
+                context=4096,
+                rope_theta=1e7,
+                rms_epsilon=_ONE_MILLIONTH,
+            ),
+        ),
+    }
+)
+"""The same families in sizes that a host runs in a second: what sweeps stand for where there is no card."""
+
+FORMS: Mapping[str, Form] = MappingProxyType({**GEOMETRIES, **SMALL})
+"""All that can be built by a name."""

@@ -28,8 +28,8 @@ SYMMETRIC_DEVIATION = math.sqrt(17.5)
 ASYMMETRIC_DEVIATION = math.sqrt(22.5)
 """Of a code, 0 to 15, less a zero point, 6 to 9."""
 _JITTER = 0.25
-_POOL = 4_194_301
-"""Elements of a pool: a prime, so that no two rows of a tensor begin at one place of it; small enough for a cache."""
+_POOL_BYTES, _POOL_SHARES = 4_194_301, 65_521
+"""Elements of a pool: a prime, so that few rows of a tensor begin at one place of it; small enough for a cache."""
 _GOLDEN, _FIRST, _SECOND = (
     np.uint64(0x9E3779B97F4A7C15),
     np.uint64(0xBF58476D1CE4E5B9),
@@ -211,14 +211,14 @@ class Poured(Source):
         return Seeded(np.dtype(dtype), shape, shape[-1], self._over(pool, name, shape[-1]))
 
     def _over(self, pool: NDArray[Any], name: str, row: int) -> Callable[[Ids], NDArray[Any]]:
-        start = int(self._key(name)) % _POOL
+        start = int(self._key(name)) % pool.size
 
         def make(ids: Ids) -> NDArray[Any]:
             first, last = (int(ids[0]), int(ids[-1])) if ids.size else (0, -1)
             if last - first + 1 != ids.size or (np.diff(ids) != 1).any():
-                return pool[(start + ids[:, None] * row + np.arange(row)) % _POOL]
+                return np.asarray(pool[(start + ids[:, None] * row + np.arange(row)) % pool.size])
             out = np.empty(ids.size * row, pool.dtype)
-            at, done = (start + first * row) % _POOL, 0
+            at, done = (start + first * row) % pool.size, 0
             while done < out.size:
                 piece = pool[at : at + out.size - done]
                 out[done : done + piece.size] = piece
@@ -229,8 +229,8 @@ class Poured(Source):
 
     @cached_property
     def _bytes(self) -> U8:
-        drawn: U8 = _words(self._key("pool"), np.arange(-(-_POOL // 8)), 1).view(np.uint8).reshape(-1)
-        return drawn[:_POOL]
+        drawn: U8 = _words(self._key("pool"), np.arange(-(-_POOL_BYTES // 8)), 1).view(np.uint8).reshape(-1)
+        return drawn[:_POOL_BYTES]
 
     @cached_property
     def _no_zero(self) -> U8:
@@ -238,7 +238,7 @@ class Poured(Source):
 
     @cached_property
     def _shares(self) -> NDArray[np.float64]:
-        drawn = _words(self._key("pool of shares"), np.arange(_POOL), 1).reshape(-1)
+        drawn = _words(self._key("pool of shares"), np.arange(_POOL_SHARES), 1).reshape(-1)
         return (drawn >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -290,10 +291,27 @@ class SeededHybrid(SeededBody):
     """Weights of a Qwen3.5-MoE decoder; `HybridWeights` and `forward_hybrid.HybridBody`."""
 
     def __init__(
-        self, geometry: HybridGeometry, seed: int, *, peaked: bool = True, poured: bool = False
+        self,
+        geometry: HybridGeometry,
+        seed: int,
+        *,
+        peaked: bool = True,
+        poured: bool = False,
+        skew: float = 0.0,
     ) -> None:
         super().__init__(geometry, seed, tied=False, asymmetric=False, peaked=peaked, poured=poured)
         self._g = geometry
+        self._skew = skew
+
+    def linear(self, name: str) -> SeededLinear:
+        """A projection, or the head; rows of a router differ in size where it is skewed."""
+        made = super().linear(name)
+        if not self._skew or not name.endswith("moe.router"):
+            return made
+        sizes = np.exp(self._skew * flat(self.source.uniform(f"{name} skew", (made.rows,), -1.0, 1.0, np.float64)))
+        scales = made.scales
+        larger = lambda ids: (scales.rows(ids) * sizes[ids, None]).astype(np.float16)  # noqa: E731
+        return replace(made, scales=replace(scales, make=larger))
 
     def blocks(self, body: Any) -> Blocks:
         """A mixer and experts of each layer."""

@@ -20,7 +20,9 @@ from jobs.spec.form import LEAST_SCREENING, ArmForm, BuildForm, ExpectationsForm
 from jobs.spec.programs import check_programs
 from jobs.spec.yaml_lines import Path_, Source
 
-AXES_APART = ("model", "prompt")
+RUN_AXES = ("warmups",)
+"""Settings of a run that may be an axis of the matrix."""
+AXES_APART = ("model", "prompt", *RUN_AXES)
 VARIES_APART = ("build", "env", "program", "device")
 """What `varies` may name beside engine config names: the engine's code, the arm's environment, its adapter with what
 that is told, and the kind of device that computes, as where one engine runs on the card and one beside it."""
@@ -117,7 +119,7 @@ def _models(form: SweepForm, source: Source) -> Iterator[SpecError]:
         if (model.build is None) == (model.path is None):
             yield source.error(path, f"model {name!r} needs one of build and path", "build: a zoo name, or path: DIR")
         elif model.build is None:
-            for key in ("seed", "layers", "hollow"):
+            for key in ("seed", "layers", "hollow", "poured", "skew"):
                 if getattr(model, key):
                     yield source.error((*path, key), f"{key} goes with build", f"a folder has no {key}; remove it")
         elif model.hollow and form.run.arithmetic == "full":
@@ -127,9 +129,9 @@ def _models(form: SweepForm, source: Source) -> Iterator[SpecError]:
 
 def _prompts(form: SweepForm, source: Source) -> Iterator[SpecError]:
     for name, prompt in form.prompts.items():
-        if (prompt.ids is None) == (prompt.text is None):
-            remedy = 'ids: [..], or text: ".."'
-            yield source.error(("prompts", name), f"prompt {name!r} needs one of ids and text", remedy)
+        if sum(given is not None for given in (prompt.ids, prompt.text, prompt.length)) != 1:
+            remedy = 'ids: [..], text: "..", or length: N'
+            yield source.error(("prompts", name), f"prompt {name!r} needs one of ids, text and length", remedy)
 
 
 def _arm_likes(form: SweepForm, source: Source) -> Iterator[SpecError]:
@@ -223,12 +225,22 @@ def _matrix(form: SweepForm, source: Source) -> Iterator[SpecError]:
             if (type(value), value) in seen:
                 yield source.error(path, f"{value!r} stands twice in {axis}", "remove one")
             seen.add((type(value), value))
-            if axis not in AXES_APART:
+            if axis in RUN_AXES:
+                yield from _run_value(form, axis, value, path, source)
+            elif axis not in AXES_APART:
                 yield from _config_value(axis, value, path, source)
             elif value not in (defined := form.models if axis == "model" else form.prompts):
                 yield source.error(path, f"no {axis} {value!r}", nearest(str(value), defined))
     if cells > MOST_CELLS:
         yield source.error(("matrix",), f"the matrix has {cells} cells", f"at most {MOST_CELLS}; split the sweep")
+
+
+def _run_value(form: SweepForm, axis: str, value: Any, path: Path_, source: Source) -> Iterator[SpecError]:
+    if axis in form.run.model_fields_set:
+        yield source.error(("run", axis), f"{axis!r} is also in the matrix", "keep one of the two")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= engine_config.MOST_TIMES:
+        told = f"{axis} takes a whole number from 0 to {engine_config.MOST_TIMES}"
+        yield source.error(path, f"{axis} is {value!r}", told)
 
 
 def _varies(form: SweepForm, source: Source) -> Iterator[SpecError]:
@@ -253,6 +265,13 @@ def _expressions(form: SweepForm, source: Source) -> Iterator[SpecError]:
         for place, arm in enumerate(witness.arms):
             if arm not in form.arms:
                 yield source.error(("witnesses", index, "arms", place), f"no arm {arm!r}", nearest(arm, form.arms))
+        for axis, value in witness.where.items():
+            where: Path_ = ("witnesses", index, "where", axis)
+            if axis not in form.matrix:
+                yield source.error(where, f"no axis {axis!r} in the matrix", nearest(axis, form.matrix))
+            elif value not in form.matrix[axis]:
+                values = ", ".join(map(str, form.matrix[axis]))
+                yield source.error(where, f"{axis} is never {value!r}", f"its values are {values}")
 
 
 def _locks(form: SweepForm, source: Source) -> Iterator[SpecError]:

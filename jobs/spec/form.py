@@ -44,21 +44,25 @@ class Form(BaseModel):
 class ModelForm(Form):
     """Where a model comes from: `build` a zoo name, or `path` to its folder.
 
-    With `build`: `seed` for a made-up one, `layers` of a geometry, and `hollow` for one without its weights.
+    With `build`: `seed` for a made-up one, `layers` of a geometry, and `hollow` for one without its weights or `poured`
+    for one whose weights are made at the disk's rate, and `skew` of its routers.
     """
 
     build: Text | None = None
     seed: Annotated[int, Field(ge=0)] | None = None
     layers: Annotated[int, Field(ge=1)] | None = None
     hollow: bool = False
+    poured: bool = False
+    skew: Annotated[float, Field(ge=0)] = 0.0
     path: Text | None = None
 
 
 class PromptForm(Form):
-    """A prompt: `ids`, or `text` for the model's own tokenizer."""
+    """A prompt: `ids`, `text` for the model's own tokenizer, or `length` ids that the prompt's name draws."""
 
     ids: Annotated[tuple[TokenId, ...], Field(min_length=1)] | None = None
     text: Text | None = None
+    length: Tokens | None = None
 
 
 class BuildForm(Form):
@@ -145,10 +149,14 @@ class BlocksForm(Form):
 
 
 class WitnessForm(Form):
-    """An expression over one run's counters that must hold for the run to prove anything; `arms` empty: every arm."""
+    """An expression over one run's counters that must hold for the run to prove anything.
+
+    `arms` empty: in every arm; `where`: in the cells alone whose axes of the matrix have these values.
+    """
 
     expr: Text
     arms: tuple[str, ...] = ()
+    where: dict[str, OneValue] = {}
 
 
 class InvariantForm(Form):

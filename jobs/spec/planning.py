@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,13 @@ from jobs.model import (
 from jobs.model_bounds import model_bounds
 from jobs.provenance import SHELL, ArmSource, ModelSource, ResolvedArm, ResolvedModel, Resolver
 from jobs.reads import Reads
-from jobs.spec.checks import AXES_APART, check_sweep, merged, role_of
+from jobs.spec.checks import AXES_APART, RUN_AXES, check_sweep, merged, role_of
 from jobs.spec.faults import parse
 from jobs.spec.form import Scalar, SweepForm
 from jobs.spec.programs import reads_any_model, told_counters
 from jobs.spec.requests import check_requests, config_place
 from jobs.spec.reviewed import OnDisk, expectations, load_reviewed, reviewed
+from jobs.spec.sizes import size_names, sized
 from jobs.spec.yaml_lines import Path_, Source, read_file
 
 P = TypeVar("P", ArmPlan, CellPlan)
@@ -51,13 +53,20 @@ class SweepSpec:
     disk: OnDisk
 
 
-def load(path: Path) -> SweepSpec:
-    """Read and check a sweep file. Raises SpecError with file, line and remedy."""
-    source = read_file(path, "give the path of a sweep file; sweeps/ has examples")
-    form = parse(SweepForm, source)
-    check_sweep(form, source)
+def load(path: Path, size: str | None = None) -> SweepSpec:
+    """Read and check a sweep file, every size of it, and take one. Raises SpecError with file, line and remedy."""
+    whole = read_file(path, "give the path of a sweep file; sweeps/ has examples")
+    forms = {name: _checked(sized(whole, name)) for name in (None, *size_names(whole))}
+    source = sized(whole, size)
+    form = forms[size]
     folder = path.resolve().parent
     return SweepSpec(form, source, folder, load_reviewed(form, source, folder))
+
+
+def _checked(source: Source) -> SweepForm:
+    form = parse(SweepForm, source)
+    check_sweep(form, source)
+    return form
 
 
 def plan(spec: SweepSpec, resolver: Resolver) -> Manifest:
@@ -105,7 +114,9 @@ def _model(spec: SweepSpec, name: str, resolver: Resolver) -> ResolvedModel:
     hollow = form.hollow or (path is not None and spec.form.run.arithmetic == "none")
     programs = all(reads_any_model(merged(spec.form, arm)) for arm in spec.form.arms)
     try:
-        return resolver.model(name, ModelSource(path, form.build, form.seed, form.layers, hollow, programs))
+        return resolver.model(
+            name, ModelSource(path, form.build, form.seed, form.layers, hollow, programs, form.poured, form.skew)
+        )
     except (SpecError, EngineError) as error:
         raise _placed(spec, ("models", name, "path" if form.build is None else "build"), error) from error
 
@@ -114,6 +125,8 @@ def _prompt_ids(spec: SweepSpec, name: str, model: ResolvedModel, resolver: Reso
     form = spec.form.prompts[name]
     if form.ids is not None:
         return form.ids
+    if form.length is not None:
+        return drawn_ids(name, form.length, model_bounds(model.path).vocabulary)
     assert form.text is not None, name
     path: Path_ = ("prompts", name, "text")
     try:
@@ -123,6 +136,14 @@ def _prompt_ids(spec: SweepSpec, name: str, model: ResolvedModel, resolver: Reso
     if not ids:
         raise spec.source.error(path, f"the prompt {name!r} is empty for this tokenizer", "give text that has a token")
     return ids
+
+
+def drawn_ids(name: str, length: int, vocabulary: int | None) -> tuple[int, ...]:
+    """So many ids below `vocabulary`, the same for a name everywhere; zeros before the model is there to say."""
+    if vocabulary is None:
+        return (0,) * length
+    drawn = hashlib.shake_256(f"prompt {name}".encode()).digest(8 * length)
+    return tuple(int.from_bytes(drawn[at : at + 8], "big") % vocabulary for at in range(0, len(drawn), 8))
 
 
 def _written(spec: SweepSpec, name: str) -> ArmPlan:
@@ -243,7 +264,7 @@ def _cells(spec: SweepSpec, models: Mapping[str, ResolvedModel], resolver: Resol
     ids = {(m, p): _prompt_ids(spec, p, models[m], resolver) for m in models for p in prompts}
     for (model, prompt), taken in ids.items():
         _fits(spec, model, models[model], prompt, taken)
-    axes = {name: values for name, values in form.matrix.items() if name not in AXES_APART}
+    axes = {name: values for name, values in form.matrix.items() if name not in AXES_APART or name in RUN_AXES}
     cells = []
     for model, prompt in itertools.product(models, prompts):
         for values in itertools.product(*axes.values()):
@@ -270,6 +291,8 @@ def _cell(
 ) -> CellPlan:
     """A cell; `ids` are the prompts of its sequences, its own prompt's first."""
     form = spec.form
+    at = {"model": model, "prompt": prompt, **config}
+    run = {name: config[name] for name in RUN_AXES if name in config}
     return CellPlan(
         cell="/".join([model, prompt, *(f"{name}={_shown(value)}" for name, value in config.items())]),
         model=model,
@@ -280,14 +303,16 @@ def _cell(
         further_prompts=tuple(ids[1:]),
         card_class=form.cards.class_,
         card_memory_bytes=form.cards.memory_bytes,
-        config=config,
-        settings=RunSettings(**form.run.model_dump()),
+        config={name: value for name, value in config.items() if name not in run},
+        settings=RunSettings(**{**form.run.model_dump(), **run}),
         arms=tuple(form.arms),
         blocks=form.blocks.planned,
         fresh_blocks=form.blocks.deciding or 0,
         order=form.blocks.order,
         repeats=form.blocks.repeats,
-        witnesses=tuple(Witness(**row.model_dump()) for row in form.witnesses),
+        witnesses=tuple(
+            Witness(expr=row.expr, arms=row.arms) for row in form.witnesses if row.where.items() <= at.items()
+        ),
         invariants=tuple(Invariant(**row.model_dump()) for row in form.invariants),
         locks=tuple(Lock(**row.model_dump()) for row in form.locks if row.prompt == prompt),
     )

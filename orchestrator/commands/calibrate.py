@@ -14,7 +14,7 @@ from jobs.noise import Calibration
 from jobs.stats import LEAST_PLANNED
 from jobs.store import Store
 from jobs.verdict import Verdict
-from orchestrator.commands.run import CardsOption, OutFolderOption, run_here
+from orchestrator.commands.run import CardsOption, OutFolderOption, SizeOption, run_here
 from orchestrator.commands.shown import shown
 from orchestrator.commands.sweeps import stored_verdict
 from orchestrator.commands.terminal import (
@@ -45,6 +45,7 @@ def calibrate(
     blocks: Annotated[
         int, typer.Option("--blocks", metavar="N", help="blocks of each cell", min=LEAST_PLANNED, max=MOST_BLOCKS)
     ] = DEFAULT_BLOCKS,
+    size: SizeOption = None,
     store: StoreOption = None,
     out: OutFolderOption = None,
     cards: CardsOption = "auto",
@@ -52,7 +53,7 @@ def calibrate(
 ) -> None:
     """Measure the noise of a sweep's cells on the cards here: base against base. Later sweeps show it beside times."""
     given = settings_for(store, out or OUT_FOLDER)
-    sweep_id = _run(sweep, given, cards, blocks)
+    sweep_id = _run(sweep, size, given, cards, blocks)
     opened = open_store(given)
     try:
         verdict = stored_verdict(opened, sweep_id, given)
@@ -64,7 +65,7 @@ def calibrate(
     raise typer.Exit(verdict.exit_code or (NOTHING_KNOWN if left_out else 0))
 
 
-def _run(sweep: str, given: Settings, cards: str, blocks: int) -> str:
+def _run(sweep: str, size: str | None, given: Settings, cards: str, blocks: int) -> str:
     """Run the A/A sweep of a file, or what is left of one; its id."""
     by_id = not os.path.exists(sweep)  # noqa: PTH110 - Path.exists raises for a name that is too long
     if by_id:
@@ -83,6 +84,7 @@ def _run(sweep: str, given: Settings, cards: str, blocks: int) -> str:
         cards,
         lambda sweep_id: f"assay calibrate {sweep_id}{given.store_words}",
         resume=by_id,
+        size=size,
         change=lambda manifest: against_itself(manifest, blocks),
     )
     return sweep_id

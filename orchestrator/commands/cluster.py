@@ -15,6 +15,7 @@ from jobs.provenance import harness_digest, own_root
 from jobs.spec import load, plan
 from jobs.store import Priority, Store
 from orchestrator.commands.author import user
+from orchestrator.commands.run import SizeOption
 from orchestrator.commands.shown import shown
 from orchestrator.commands.sweeps import show_verdict, stored_verdict
 from orchestrator.commands.terminal import (
@@ -47,6 +48,7 @@ def add_to(app: typer.Typer) -> None:
 def submit(
     sweep: Annotated[Path, typer.Argument(metavar="SWEEP", help="a sweep file")],
     store: Needed,
+    size: SizeOption = None,
     wait: Annotated[bool, typer.Option("--wait", help="wait for the verdict and exit as it says")] = False,
     priority: Annotated[str, typer.Option("--priority", metavar="pr|nightly", help="gates go first")] = "pr",
     key: Annotated[str, typer.Option("--key", metavar="K", help="the same key again is the same sweep")] = "",
@@ -56,7 +58,7 @@ def submit(
     if priority not in get_args(Priority):
         raise SpecError(f"--priority {priority!r} is no priority", "give pr or nightly")
     given = settings_for(store)
-    manifest = _planned(sweep, given)
+    manifest = _planned(sweep, size, given)
     opened = open_store(given)
     try:
         sweep_id = opened.submit(
@@ -85,10 +87,10 @@ def submit(
     raise typer.Exit(verdict.exit_code)
 
 
-def _planned(sweep: Path, given: Settings) -> Manifest:
+def _planned(sweep: Path, size: str | None, given: Settings) -> Manifest:
     """Resolve models, prompts and arms here: what a scheduler's nodes run is what this host saw."""
     resolver = LocalResolver(given, tell=lambda line: print(shown(line), file=sys.stderr))
-    spec = load(sweep)
+    spec = load(sweep, size)
     plan(spec, DryResolver(resolver, []))
     return plan(spec, resolver)
 

@@ -54,12 +54,23 @@ def build(
     poured: Annotated[
         bool, typer.Option("--poured", help="weights at the disk's rate, a pool of numbers over and over; no peak")
     ] = False,
+    skew: Annotated[
+        float, typer.Option("--skew", help="how unevenly routers choose experts: rows differ by e^SKEW either way")
+    ] = 0.0,
     as_json: JsonOption = False,
 ) -> None:
     """Build a model into a folder, whole or not at all."""
     cache = settings_for().downloads
     built = zoo.build(
-        name, out, source=source, seed=seed, layers=layers, hollow=hollow, peaked=not no_peak, poured=poured,
+        name,
+        out,
+        source=source,
+        seed=seed,
+        layers=layers,
+        hollow=hollow,
+        peaked=not no_peak,
+        poured=poured,
+        skew=skew,
         cache_dir=cache,
     )
     _say_built(built, as_json)

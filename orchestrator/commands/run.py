@@ -53,6 +53,9 @@ OutFolderOption = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help=f"folder of the reports (default: {OUT_FOLDER})")
 ]
 CardsOption = Annotated[str, typer.Option("--cards", metavar="auto|N", help="how many cards to use")]
+SizeOption = Annotated[
+    str | None, typer.Option("--size", metavar="NAME", help="a size that the sweep file names, such as full")
+]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="go on with this sweep's newest unjudged submission")]
 DryOption = Annotated[bool, typer.Option("--dry-run", help="print cells, runs and time, and run nothing")]
 
@@ -68,6 +71,7 @@ def add_to(app: typer.Typer) -> None:
 
 def run(
     sweep: SweepArgument,
+    size: SizeOption = None,
     store: StoreOption = None,
     out: OutFolderOption = None,
     cards: CardsOption = "auto",
@@ -79,11 +83,12 @@ def run(
     given = settings_for(store, out)
     if dry_run:
         _asked(cards)
-        _show_plan(sweep, given, as_json)
+        _show_plan(sweep, size, given, as_json)
         return
     options = (f" --out {shlex.quote(str(out))}" if out else "") + given.store_words
-    way_on = f"assay run {shlex.quote(sweep)} --resume{options}"
-    done, sweep_id = run_here(sweep, given, cards, lambda _sweep_id: way_on, resume=resume)
+    sized = f" --size {shlex.quote(size)}" if size else ""
+    way_on = f"assay run {shlex.quote(sweep)}{sized} --resume{options}"
+    done, sweep_id = run_here(sweep, given, cards, lambda _sweep_id: way_on, resume=resume, size=size)
     _show(done, sweep_id, given, as_json)
     raise typer.Exit(done.verdict.exit_code)
 
@@ -96,7 +101,7 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Go on here with an unjudged sweep: the same as `assay run ID --resume`. A scheduler goes on by itself."""
-    run(sweep, store, out, cards, resume=True, dry_run=False, as_json=as_json)
+    run(sweep, None, store, out, cards, resume=True, dry_run=False, as_json=as_json)
 
 
 def run_here(
@@ -106,6 +111,7 @@ def run_here(
     way_on: Callable[[str], str],
     *,
     resume: bool = False,
+    size: str | None = None,
     change: Callable[[Manifest], Manifest] = lambda manifest: manifest,
 ) -> tuple[Concluded, str]:
     """Submit or reopen, run, judge and report; what came of it, and the sweep's id.
@@ -117,11 +123,12 @@ def run_here(
         withdraw_reports(given.out)
     asked = _asked(cards)
     with StopFlag().listening() as stop:
-        return _run(sweep, given, asked, resume, way_on, change, stop)
+        return _run(sweep, size, given, asked, resume, way_on, change, stop)
 
 
 def _run(
     sweep: str,
+    size: str | None,
     given: Settings,
     asked: int | None,
     resume: bool,
@@ -130,7 +137,9 @@ def _run(
     stop: StopFlag,
 ) -> tuple[Concluded, str]:
     by_id = resume and not os.path.exists(sweep)  # noqa: PTH110 - Path.exists raises for a name that is too long
-    spec = None if by_id else load(Path(sweep))
+    if by_id and size:
+        raise SpecError(f"--size {size!r} goes with a sweep file, and {sweep!r} is none", "leave it out with an id")
+    spec = None if by_id else load(Path(sweep), size)
     if resume:
         _has_store(given, sweep, spec)
     with_store = open_store(given, migrate=True)
@@ -272,10 +281,10 @@ def _show(done: Concluded, sweep_id: str, given: Settings, as_json: bool) -> Non
         say(f"{word:<8} {path}")
 
 
-def _show_plan(sweep: str, given: Settings, as_json: bool) -> None:
+def _show_plan(sweep: str, size: str | None, given: Settings, as_json: bool) -> None:
     """What a sweep would do; builds no model and opens no store for writing."""
     resolver = DryResolver(LocalResolver(given), [])
-    manifest = plan(load(Path(sweep)), resolver)
+    manifest = plan(load(Path(sweep), size), resolver)
     expected = estimate(manifest, given.store_url)
     document = _plan_document(manifest, expected, resolver)
     if as_json:

