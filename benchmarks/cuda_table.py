@@ -1,6 +1,6 @@
 """The zoo's geometries on a card: tokens a second captured and launched one by one, and 14B streamed under a limit.
 
-Weights are poured (`assay models build NAME --poured`). Of each geometry: a replayed step by the device's clock and by the host's, its
+Weights are poured (`assay models build --poured`). Of each geometry: a step by the device's clock and the host's, its
 nodes, what chains of its kernels take, and whether both arms give the same ids and gaps, bit by bit. Of the streamed
 one: each policy's time a token over the larger of what the link and the resident step take.
 

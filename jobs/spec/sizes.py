@@ -13,7 +13,7 @@ from jobs.errors import SpecError
 from jobs.spec.faults import kind_of, nearest
 from jobs.spec.yaml_lines import Path_, Source
 
-SIZES = "sizes"
+SIZES, LIKE = "sizes", "like"
 
 
 def size_names(source: Source) -> tuple[str, ...]:
@@ -24,6 +24,13 @@ def size_names(source: Source) -> tuple[str, ...]:
     for name, changes in held.items():
         if not isinstance(changes, dict):
             raise source.error((SIZES, name), f"sizes.{name}: expected a mapping of keys, got {kind_of(changes)}")
+        like, seen = changes.get(LIKE), [name]
+        while like is not None:
+            if like not in held or like in seen:
+                told = f"no size {like!r}" if like not in held else f"size {name!r} is like itself"
+                raise source.error((SIZES, name, LIKE), told, nearest(str(like), held.keys() - {name}))
+            seen.append(like)
+            like = held[like].get(LIKE) if isinstance(held[like], dict) else None
     return tuple(held)
 
 
@@ -31,7 +38,8 @@ def sized(source: Source, size: str | None) -> Source:
     """The document in a size, with the lines at which its values stand; None is what the file holds without any.
 
     Mappings are laid over key by key, anything else takes the other's place, and nothing (`key:`, `null`) takes a key
-    away. The sweep is then called NAME-SIZE unless the size names it. Raises SpecError for a size that is not there.
+    away; a size that is `like` another is laid over that one. The sweep is then called NAME-SIZE unless the size names it.
+    Raises SpecError for a size that is not there.
     """
     names = size_names(source)
     if not isinstance(source.values, dict):
@@ -43,12 +51,13 @@ def sized(source: Source, size: str | None) -> Source:
         remedy = nearest(size, names) if names else "leave --size out: the file has one size"
         raise SpecError(f"the sweep file has no size {size!r}", remedy, file=source.file)
     over: dict[str, Any] = source.values[SIZES][size]
-    made = _laid_over(whole, over)
+    below = sized(source, over.get(LIKE))
+    made = _laid_over(below.values, {key: value for key, value in over.items() if key != LIKE})
     if "sweep" not in over and isinstance(whole.get("sweep"), str):
         made["sweep"] = f"{whole['sweep']}-{size}"
     top: Path_ = (SIZES, size)
     own = {path[2:]: line for path, line in source.lines.items() if path[:2] == top and len(path) > 2}
-    return Source(source.file, source.text, made, {**source.lines, **own})
+    return Source(source.file, source.text, made, {**below.lines, **own})
 
 
 def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
