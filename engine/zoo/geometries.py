@@ -88,9 +88,9 @@ def fill(folder: Path) -> ModelFacts:
 
 def _recipe(name: str, form: Form, seed: int) -> Recipe:
     options = {"seed": seed, **asdict(form)}
-    for name in ("poured", "skew"):  # as recipes were before there were any
-        if not options[name]:
-            del options[name]
+    for option in ("poured", "skew"):  # as recipes were before there were any
+        if not options[option]:
+            del options[option]
     return Recipe(name, BUILDER_VERSION, _SOURCE, options)
 
 

@@ -38,8 +38,8 @@ def sized(source: Source, size: str | None) -> Source:
     """The document in a size, with the lines at which its values stand; None is what the file holds without any.
 
     Mappings are laid over key by key, anything else takes the other's place, and nothing (`key:`, `null`) takes a key
-    away; a size that is `like` another is laid over that one. The sweep is then called NAME-SIZE unless the size names it.
-    Raises SpecError for a size that is not there.
+    away; a size that is `like` another is laid over that one. The sweep is then called NAME-SIZE unless the size names
+    it. Raises SpecError for a size that is not there.
     """
     names = size_names(source)
     if not isinstance(source.values, dict):
