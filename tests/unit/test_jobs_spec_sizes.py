@@ -179,7 +179,7 @@ def test_each_shipped_sweep_plans_in_each_size(checkout: Path, name: str, size: 
     assert {None, *size_names(read_file(path, ""))} == SHIPPED[name]
     resolver = FakeResolver()
     manifest = plan(load(path, size), resolver)
-    models = [source for _, source in resolver.asked if isinstance(source, ModelSource)]
+    models = [part for one in resolver.asked if isinstance(one, tuple) for part in one if isinstance(part, ModelSource)]
     assert models and all(model.poured == (size is not None) for model in models)
     assert all((model.build or "").endswith(("small", "small-zp")) == (size is None) for model in models)
     assert manifest.gate.identity == "block"
