@@ -52,22 +52,35 @@ def merge_base(repository: Path, ref: str, *, program: bool = False) -> Baseline
 
 
 def earlier_push(repository: Path, commit: str) -> str:
-    """A word of warning where a base is a commit that only what is under test holds; empty where others hold it too."""
-    head = run_git(repository, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").stdout.decode().strip()
-    if not head or commit == head or not _is_before(repository, commit, head):
+    """A word of warning where a base is a commit that only what is under test holds; empty where others hold it too,
+    and of HEAD, which is no earlier one.
+    """
+    if commit == _head(repository) or not is_own(repository, commit):
         return ""
+    return (
+        f"{commit[:12]} is a commit of this branch alone, such as an earlier push of it: what grows worse push by "
+        "push would not show; source: merge-base:main is what the branch started from"
+    )
+
+
+def is_own(repository: Path, commit: str) -> bool:
+    """Whether a commit is HEAD or before it, and only what is under test holds it: nobody else has reviewed it."""
+    head = _head(repository)
+    if not head or not _is_before(repository, commit, head):
+        return False
     places = ("refs/heads", "refs/remotes", "refs/tags")
     listed = run_git(repository, "for-each-ref", f"--contains={commit}", "--format=%(refname) %(symref)", *places)
     holders = [row.split() for row in listed.stdout.decode(errors="replace").splitlines()]
     for name, *of_remote in holders:
         if of_remote or _branch(name) in TRUNKS or name.startswith("refs/tags/"):
-            return ""
+            return False
         if not (_is_before(repository, name, head) or _is_before(repository, head, name)):
-            return ""
-    return (
-        f"{commit[:12]} is a commit of this branch alone, such as an earlier push of it: what grows worse push by "
-        "push would not show; source: merge-base:main is what the branch started from"
-    )
+            return False
+    return True
+
+
+def _head(repository: Path) -> str:
+    return run_git(repository, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").stdout.decode().strip()
 
 
 def _words(repository: Path, ref: str, tip: str, common: str, back: int) -> str:

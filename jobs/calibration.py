@@ -92,11 +92,12 @@ def with_noise(cell: CellVerdict, known: Sequence[Calibration]) -> CellVerdict:
 
 
 def _cell(plan: CellPlan, base: ArmPlan, again: ArmPlan, blocks: int) -> CellPlan:
-    """The cell with both arms; a witness of other arms says nothing here."""
+    """The cell with both arms; a witness of other arms says nothing here, and no block is to decide on a change."""
     witnesses = tuple(
         row.model_copy(update={"arms": ()}) for row in plan.witnesses if not row.arms or base.name in row.arms
     )
-    return plan.model_copy(update={"arms": (base.name, again.name), "blocks": blocks, "witnesses": witnesses})
+    changed = {"arms": (base.name, again.name), "blocks": blocks, "fresh_blocks": 0, "witnesses": witnesses}
+    return plan.model_copy(update=changed)
 
 
 def _arm(doc: JudgeInput, cell: CellInput, arm: ArmPlan) -> ArmEvidence:

@@ -55,16 +55,27 @@ def judge_golden(
     """
     rows = []
     for arm in arms:
-        streams = identity.streams_of(arm.name, arm.records())
-        if not streams.at:
+        row = _least_like(golden, identity.streams_of(arm.name, arm.records()), contract)
+        if row is None:
             continue
-        row = identity.pair_row(_as_run(golden, streams), streams, contract, "golden")
         rows.append(row)
         if row.klass in DIFFERS:
             message = f"{wording.difference(row)} (golden {golden.id}: {golden.reason})"
             remedy = f"Mend {arm.name}, or bless its ids with a reason where the golden is what is wrong."
             docket.add(row.klass, "identity", message, arm=arm.name, remedy=remedy, run_ids=row.run_ids)  # type: ignore[arg-type]
     return tuple(rows)
+
+
+def _least_like(golden: Golden, streams: identity.ArmStreams, contract: IdentityContract) -> IdentityRow | None:
+    """An arm against the golden; one whose runs disagree run by run, each with all that it gave, and the worst shows.
+
+    None where it gave nothing.
+    """
+    first, *others = ([(one.place, one.ids, one.stop) for one in run] for run in streams.runs) if streams.runs else [[]]
+    alike = all(other == first for other in others)
+    parts = [streams] if alike else [identity.arm_streams(streams.arm, (run,)) for run in streams.runs]
+    rows = [identity.pair_row(_as_run(golden, one), one, contract, "golden") for one in parts if one.at]
+    return min(rows, key=lambda row: (row.klass not in DIFFERS, row.klass == "UNADJUDICATED"), default=None)
 
 
 def reviewed_rows(

@@ -178,7 +178,7 @@ def _names(expr: str) -> list[str]:
 
 
 def _reading(name: str, run: MeasuredRun) -> Reading:
-    return run.readings.get(name, NOT_RECORDED)
+    return as_read(run.readings.get(name, NOT_RECORDED))
 
 
 def _invariants(plan: CellPlan, asked: ArmPlan, arm: MeasuredArm) -> tuple[InvariantRow, ...]:

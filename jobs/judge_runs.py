@@ -14,6 +14,8 @@ from jobs.verdict import Outcome
 
 EndedRun = tuple[RunFact, checks.Ending]
 
+NOT_MADE_AGAIN = "Run the sweep anew: a run that was retracted is not made again."
+
 
 def find_endings(docket: Docket, base: ArmEvidence | None, arms: Sequence[ArmEvidence]) -> None:
     """Runs that gave nothing. What the engine did in head alone is a finding; done in base too, nothing is proven."""
@@ -38,7 +40,9 @@ def find_endings(docket: Docket, base: ArmEvidence | None, arms: Sequence[ArmEvi
         if absent or short_by > 0:
             reasons = list(dict.fromkeys(end.detail for _, end in absent)) or ["the manifest asks for more runs"]
             message = f"{len(absent) + max(0, short_by)} of {arm.expected} runs of {arm.name} are missing: {reasons[0]}"
-            docket.add("MISSING", "identity", message, arm=arm.name, run_ids=_ids(absent))
+            is_all_told = short_by <= 0 and all(end.word == "retracted" for _, end in absent)
+            remedy = NOT_MADE_AGAIN if is_all_told else ""
+            docket.add("MISSING", "identity", message, arm=arm.name, remedy=remedy, run_ids=_ids(absent))
         for ended in _by_word(arm.ended("engine")):
             elsewhere = base is None or arm.plan.adapter != base.plan.adapter
             _engine_failure(docket, arm, ended, base_fails=base_fails, base_counts=base_counts, elsewhere=elsewhere)

@@ -41,7 +41,9 @@ class FolderDigests:
             if _stamps(folder) != stamps:
                 raise SpecError(f"files in {folder} change while they are read", "let nothing write there during a run")
         except (EngineError, OSError) as exc:
-            raise SpecError(f"{folder} cannot be read: {exc}", "build the model again") from exc
+            raise SpecError(
+                f"{folder} cannot be read: {exc}", "put its files back as they were, or submit anew"
+            ) from exc
         self._known[folder] = (stamps, digest)
         return digest
 

@@ -63,6 +63,7 @@ def adjudicate(order: ForceOrder, place: RunPlace, python: str = sys.executable)
     asked = order.asked
     first = asked.first
     try:
+        _check_arms(order)
         _check_model(order.cell)
         shared = _along(order, asked.base_ids, place, python)
         chose, is_lock = (asked.base_ids[first], asked.head_ids[first]), asked.kind == "lock"
@@ -77,6 +78,16 @@ def adjudicate(order: ForceOrder, place: RunPlace, python: str = sys.executable)
     except _Failed as failed:
         return Adjudication(asked=asked, failure=str(failed))
     return Adjudication(asked=asked, positions=tuple(positions), own=tuple(own))
+
+
+def _check_arms(order: ForceOrder) -> None:
+    """Raise _Failed when an arm cannot be forced at all, whatever its model."""
+    for arm in (order.base, order.head):
+        peer = PEERS.get(arm.adapter)
+        if peer is None and arm.adapter != "native":
+            raise _Failed(f"the engine of {arm.name} is run by {arm.adapter}, which cannot force ids")
+        if peer is not None and not peer.forces:
+            raise _Failed(f"the engine of {arm.name} is {peer.name}, which cannot force ids")
 
 
 def _check_model(cell: CellPlan) -> None:
@@ -125,8 +136,6 @@ def _logits(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, command: t
     """What an engine computes for these ids, a row for each of them. Raises _Failed."""
     if arm.adapter in PEERS:
         return _of_peer(order, ids, place, command[0], arm)
-    if arm.adapter != "native":
-        raise _Failed(f"the engine of {arm.name} is run by {arm.adapter}, which cannot force ids")
     _, _, fault = checked_tree(arm)
     if fault:
         raise _Failed(fault)
@@ -140,8 +149,6 @@ def _logits(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, command: t
 def _of_peer(order: ForceOrder, ids: tuple[int, ...], place: RunPlace, python: str, arm: ArmPlan) -> Logits:
     """What a library computes for these ids, fed one by one. Raises _Failed."""
     peer, asked = PEERS[arm.adapter], order.asked
-    if not peer.forces:
-        raise _Failed(f"the engine of {arm.name} is {peer.name}, which cannot force ids")
     cell = order.cell.model_copy(update={"prompt_ids": asked.prompt_ids, "further_prompts": ()})
     out = place.scratch / f"{len(list(place.scratch.iterdir()))}.npz"
     request = request_file(cell, arm, asked.card, place.scratch)

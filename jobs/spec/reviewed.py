@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from jobs.baselines import earlier_push
+from jobs.baselines import is_own
 from jobs.errors import SpecError
 from jobs.git_trees import run_git
 from jobs.model import ArmPlan
@@ -119,7 +119,7 @@ def rows_at(commit: str, file: Path, read: Reader[Row]) -> tuple[Row, ...] | Non
 def _reviewed_commit(base: ArmPlan, folder: Path) -> str:
     """Base's commit, where others than the branch under test hold it; else empty: nobody reviewed what is in it."""
     commit = (base.commit or "").removesuffix("-dirty")
-    return "" if base.source.startswith("git:") and commit and earlier_push(folder, commit) else commit
+    return "" if commit and is_own(folder, commit) else commit
 
 
 def _at(commit: str, folder: Path, file: str | None, read: Reader[Row]) -> tuple[Row, ...] | None:

@@ -28,6 +28,7 @@ from jobs.store import (
     comments,
     events,
     histories,
+    ids,
     leases,
     older,
     readback,
@@ -148,11 +149,11 @@ class Store:
 
     def sweep(self, id_or_prefix: str) -> SweepRow:
         """A sweep by its id or a unique beginning of it."""
-        return self._database.read(lambda c: submission.one(c, submission.resolve_id(c, id_or_prefix, "swp")))
+        return self._database.read(lambda c: submission.one(c, ids.resolve_id(c, id_or_prefix, "swp")))
 
     def resolve_id(self, prefix: str, kind: str = "") -> str:
         """The one id that begins with `prefix`; `kind` (swp, cel, blk, run, att, vrd) narrows the search."""
-        return self._database.read(lambda c: submission.resolve_id(c, prefix, kind))
+        return self._database.read(lambda c: ids.resolve_id(c, prefix, kind))
 
     def find_open(self, manifest_digest: str, harness_digest: str) -> str | None:
         """The newest unjudged sweep of this manifest and harness: what `--resume` goes on with."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Row, Select, Table, insert, literal, select, update
 
+from jobs.column_types import clean_text
 from jobs.errors import SpecError
 from jobs.reviewed import Golden
 from jobs.store import events
@@ -40,9 +41,10 @@ class Struck:
 
 
 def retract(connection: Connection, subject: str, reason: str, by: str, now: datetime) -> Struck:
-    """Mark a run or a sweep as not to be trusted; a second reason replaces the first, and the log keeps both.
+    """Mark a run or a sweep as not to be trusted; the same once more changes nothing.
 
-    Raises SpecError without a reason, for a sweep that is open, and for a run that measured nothing.
+    Raises SpecError without a reason, for a sweep that is open, for a run that measured nothing, and for what is
+    retracted for another reason: the first one stands wherever it was read.
     """
     if not reason.strip():
         raise SpecError("a retraction needs a reason", "say what is wrong: --reason WHY")
@@ -57,11 +59,16 @@ def retract(connection: Connection, subject: str, reason: str, by: str, now: dat
         raise SpecError(f"sweep {subject} is not judged yet", f"give it up first: assay cancel {subject}")
     if table is run and row.state != "complete":
         raise SpecError(f"run {subject} is {row.state}: it measured nothing to retract", "leave it as it is")
+    if row.retracted_reason not in (None, clean_text(reason)):
+        told = f"{subject} is retracted already, since {row.retracted_at:%Y-%m-%d %H:%M} UTC: {row.retracted_reason}"
+        raise SpecError(told, "that reason stands and nothing was changed; a retraction is not taken back")
+    if row.retracted_reason is None:
+        events.log(connection, sweep_id, subject, "retracted", now, message=f"by {by}: {reason}")
+        values = {"retracted_reason": reason, "retracted_at": now}
+        connection.execute(update(table).where(table.c.id == subject).values(**values))
     if table is run and row.retracted_reason is None:
         for judged in connection.execute(select(verdict.c.id).where(verdict.c.sweep_id == sweep_id)).scalars().all():
             cite(connection, judged, [subject])
-    connection.execute(update(table).where(table.c.id == subject).values(retracted_reason=reason, retracted_at=now))
-    events.log(connection, sweep_id, subject, "retracted", now, message=f"by {by}: {reason}")
     runs = run.c.sweep_id == sweep_id if table is sweep else run.c.id == subject
     goldens = _strike_goldens(connection, select(run.c.id).where(runs), f"{subject} is retracted: {reason}", now)
     cited = select(citation.c.citing).where(citation.c.cited.in_([subject, *goldens]))

@@ -17,10 +17,7 @@ from jobs.more_runs import BaseAgain, FreshBlocks, planned_runs
 from jobs.order import run_order
 from jobs.store import cluster, events
 from jobs.store.rows import PRIORITIES, Priority, SweepRow, new_id
-from jobs.tables import attempt, block, golden, run, scenario, sweep, verdict
-
-SHOWN_CANDIDATES = 6
-ID_TABLES = {"swp": sweep, "cel": scenario, "blk": block, "run": run, "att": attempt, "vrd": verdict, "gld": golden}
+from jobs.tables import block, run, scenario, sweep
 
 
 def submit(
@@ -117,30 +114,6 @@ def manifest_of(connection: Connection, sweep_id: str) -> Manifest:
     if manifest.digest() != row.manifest_digest:
         raise StoreError(f"the manifest of {sweep_id} is not what was submitted", "restore the store from a backup")
     return manifest
-
-
-def resolve_id(connection: Connection, prefix: str, kind: str = "") -> str:
-    """The one id that begins with `prefix`, with or without its kind (`swp_01j..` or `01j..`).
-
-    Raises SpecError when none or several fit; the latter lists them.
-    """
-    wanted = prefix.strip().lower()
-    head, mark, _ = wanted.partition("_")
-    kinds = [head] if mark else [kind] if kind else list(ID_TABLES)
-    fitting: list[str] = []
-    for word in kinds:
-        if wanted and word in ID_TABLES and (not kind or word == kind):
-            column = ID_TABLES[word].c.id
-            begin = wanted if mark else f"{word}_{wanted}"
-            query = select(column).where(column.startswith(begin, autoescape=True)).order_by(column)
-            fitting += connection.execute(query.limit(SHOWN_CANDIDATES)).scalars()
-    if len(fitting) == 1 or wanted in fitting:
-        return wanted if wanted in fitting else fitting[0]
-    if not fitting:
-        remedy = "assay status lists sweeps, and with a sweep's id its runs; --store names another store"
-        raise SpecError(f"no id begins with {prefix!r} in this store", remedy)
-    shown = ", ".join(fitting[:SHOWN_CANDIDATES])
-    raise SpecError(f"{prefix!r} is the beginning of several ids: {shown}", "give more of it")
 
 
 def _scenario(

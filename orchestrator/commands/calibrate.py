@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,8 @@ def calibrate(
 ) -> None:
     """Measure the noise of a sweep's cells on the cards here: base against base. Later sweeps show it beside times."""
     given = settings_for(store, out or OUT_FOLDER)
-    sweep_id = _run(sweep, size, given, cards, blocks)
+    options = given.store_words if out is None else f" --out {shlex.quote(str(out))}{given.store_words}"
+    sweep_id = _run(sweep, size, given, cards, blocks, options)
     opened = open_store(given)
     try:
         verdict = stored_verdict(opened, sweep_id, given)
@@ -65,8 +67,8 @@ def calibrate(
     raise typer.Exit(verdict.exit_code or (NOTHING_KNOWN if left_out else 0))
 
 
-def _run(sweep: str, size: str | None, given: Settings, cards: str, blocks: int) -> str:
-    """Run the A/A sweep of a file, or what is left of one; its id."""
+def _run(sweep: str, size: str | None, given: Settings, cards: str, blocks: int, options: str) -> str:
+    """Run the A/A sweep of a file, or what is left of one; its id. `options`: with which it is gone on with."""
     by_id = not os.path.exists(sweep)  # noqa: PTH110 - Path.exists raises for a name that is too long
     if by_id:
         opened = open_store(given)
@@ -82,7 +84,7 @@ def _run(sweep: str, size: str | None, given: Settings, cards: str, blocks: int)
         sweep,
         given,
         cards,
-        lambda sweep_id: f"assay calibrate {sweep_id}{given.store_words}",
+        lambda sweep_id: f"assay calibrate {sweep_id}{options}",
         resume=by_id,
         size=size,
         change=lambda manifest: against_itself(manifest, blocks),

@@ -78,9 +78,12 @@ def export(
     opened = open_store(settings_for(store))
     try:
         sweep_id = opened.resolve_id(sweep, "swp")
-        with draft.open("xb") as out:
-            made = opened.export_sweep(sweep_id, out)
-        draft.replace(file)
+        try:
+            with draft.open("xb") as out:
+                made = opened.export_sweep(sweep_id, out)
+            draft.replace(file)
+        except OSError as error:  # which names the draft
+            raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
         draft.unlink(missing_ok=True)
         opened.close()

@@ -13,8 +13,10 @@ from jobs.adapters import child, command
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
 from jobs.adapters.command import CommandAdapter
 from jobs.adapters.command_reads import Unread, mapped
+from jobs.adapters.native_forced import ForceOrder, adjudicate
 from jobs.gates import GATING, UNDECLARED
 from jobs.model import ArmPlan, CellPlan, Missing, RunRecord, RunSettings
+from jobs.near_tie import FollowUp
 from jobs.provenance import SHELL
 from jobs.reads import Figure, Reads
 from jobs.whole_trees import program_digest
@@ -90,6 +92,18 @@ def record_of(done: RunResult) -> RunRecord:
     assert (done.end, done.reason) == ("measured", "")
     assert done.record is not None
     return done.record
+
+
+@pytest.mark.parametrize("kind", ["oracle", "lock"])
+def test_a_program_whose_model_is_a_file_cannot_be_forced_and_that_alone_is_said(tmp_path: Path, kind: str) -> None:
+    """Nothing could be built again: no oracle reads what only the program can."""
+    (tmp_path / "model.bin").write_bytes(b"theirs")
+    order = order_for(tmp_path, "true")
+    cell = order.cell.model_copy(update={"model_path": str(tmp_path / "model.bin")})
+    own = {"cell": "c", "base": order.arm.name, "head": order.arm.name, "card": "SIM-0", "first": 0}
+    asked = FollowUp.model_validate({**own, "kind": kind, "prompt_ids": (1,), "base_ids": (1,), "head_ids": (2,)})
+    answer = adjudicate(ForceOrder(asked, cell, order.arm, order.arm, 5.0), RunPlace(tmp_path, {}, str))
+    assert answer.failure == f"the engine of {order.arm.name} is run by command, which cannot force ids"
 
 
 def test_lines_become_a_record_and_what_is_not_counted_has_its_reason(tmp_path: Path) -> None:

@@ -63,7 +63,10 @@ def test_the_smallest_change_is_that_which_a_sweep_of_such_noise_prints() -> Non
 
 def test_base_is_held_against_itself_and_nothing_else(documents: Any) -> None:
     doc = documents.sweep(
-        cell={"witnesses": (Witness(expr="page_ins > 0", arms=("base",)), Witness(expr="hits > 0", arms=("head",)))}
+        cell={
+            "fresh_blocks": 16,
+            "witnesses": (Witness(expr="page_ins > 0", arms=("base",)), Witness(expr="hits > 0", arms=("head",))),
+        }
     )
     waiver = Waiver.model_validate(
         {"cell": "*", "metric": "*", "outcome": "REGRESSED", "reason": "r", "evidence": "e", "written": "2026-01-01",
@@ -76,6 +79,7 @@ def test_base_is_held_against_itself_and_nothing_else(documents: Any) -> None:
     ]  # fmt: skip
     (cell,) = manifest.cells
     assert (cell.arms, cell.blocks, manifest.varies, manifest.reviewed.is_empty) == (("base", AGAIN), 24, (), True)
+    assert cell.fresh_blocks == 0, "all blocks were asked for, and no change is to be decided on"
     assert [(row.expr, row.arms) for row in cell.witnesses] == [("page_ins > 0", ())]
     assert is_against_itself(manifest)
     assert not is_against_itself(doc.manifest)

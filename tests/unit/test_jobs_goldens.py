@@ -9,7 +9,7 @@ import pytest
 
 from jobs.goldens import digest_of_prompts
 from jobs.judge import judge
-from jobs.model import JudgeInput, RunSettings
+from jobs.model import JudgeInput, RunFact, RunSettings
 from jobs.reviewed import Golden, GoldenStream, Reviewed
 from jobs.verdict import Verdict
 from reports.render import render
@@ -92,6 +92,45 @@ def test_head_alone_that_differs_from_the_golden_is_named(documents: Any, given:
     verdict = judged(documents.sweep(head=head), golden(documents))
     mine = [one for one in verdict.findings if "golden" in one.message]
     assert {(one.outcome, one.arm, one.exit_code) for one in mine} == {(outcome, "head", 1)}
+
+
+@pytest.mark.parametrize("arm", ["base", "head"])
+@pytest.mark.parametrize(("run", "generation"), [(0, 0), (0, 2), (1, 0), (1, 2)])
+def test_every_generation_of_every_run_is_held_against_the_golden(
+    documents: Any, arm: str, run: int, generation: int
+) -> None:
+    """An arm that wavers may meet it in one run and not in the other: the one that does not shows."""
+
+    def ids(at: int, index: int) -> tuple[int, ...]:
+        return wrong(documents)(at, index) if (at, index) == (run, generation) else documents.IDS
+
+    script = documents.arm(ids=ids) if arm == "base" else documents.stable_arm(ids=ids)
+    verdict = judged(documents.sweep(**{arm: script}, null=documents.arm()), golden(documents))
+    rows = {row.right.split()[0]: row for row in verdict.cells[0].identity if row.what == "golden"}
+    assert (rows[arm].klass, rows[arm].first_difference, rows[arm].generation) == ("VIOLATION", 7, generation)
+    assert any("differs from golden at index 7" in one.message for one in verdict.findings if one.arm == arm)
+    assert {row.klass for name, row in rows.items() if name != arm} == {"IDENTICAL"}
+
+
+def test_a_run_that_gave_more_generations_than_the_other_is_held_against_the_golden_whole(documents: Any) -> None:
+    def ids(at: int, index: int) -> tuple[int, ...]:
+        return wrong(documents)(at, index) if index == 2 else documents.IDS
+
+    def shorter(run: RunFact) -> RunFact:
+        if run.record is None or run.arm != "head" or run.position > 2:
+            return run
+        return run.model_copy(
+            update={"record": run.record.model_copy(update={"generations": run.record.generations[:2]})}
+        )
+
+    doc = documents.replace_runs(documents.sweep(head=documents.stable_arm(ids=ids)), shorter)
+    assert len({len(run.record.generations) for run in doc.cells[0].runs if run.arm == "head"}) == 2
+    [row] = [
+        row
+        for row in judged(doc, golden(documents)).cells[0].identity
+        if (row.what, row.right[:4]) == ("golden", "head")
+    ]
+    assert (row.klass, row.generation) == ("VIOLATION", 2)
 
 
 def test_where_the_goldens_gap_is_small_nothing_adjudicates(documents: Any) -> None:

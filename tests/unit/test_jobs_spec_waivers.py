@@ -103,6 +103,22 @@ def test_an_earlier_push_of_the_change_s_own_branch_waives_nothing(folder: Path,
     assert (reviewed.at == push, len(reviewed.goldens)) == (bool(in_force), 1)
 
 
+@pytest.mark.parametrize("base", ["checkout", '"git:HEAD"'])
+@pytest.mark.parametrize(("branch", "in_force"), [("main", 1), ("topic", 0), ("", 0), ("held elsewhere", 1)])
+def test_what_the_branch_under_test_committed_itself_is_reviewed_by_nobody(
+    folder: Path, base: str, branch: str, in_force: int
+) -> None:
+    """Its own newest commit is no more than its own earlier push: on a branch, and on none as CI checks out."""
+    git(folder, "branch", "-q", "-M", "main")
+    git(folder, "checkout", "-q", *(["--detach"] if not branch else ["-B", branch.split(maxsplit=1)[0]]))
+    (folder / "gate.yaml").write_text(SWEEP.format(base=base))
+    head = committed(folder)
+    if branch == "held elsewhere":
+        git(folder, "branch", "-q", "-f", "main", head)
+    reviewed = _planned(folder, head).reviewed
+    assert (len(reviewed.waivers), len(reviewed.proposed_waivers)) == (in_force, 1 - in_force)
+
+
 def test_a_merge_base_is_the_commit_that_is_read(folder: Path) -> None:
     commit = committed(folder)
     (folder / "gate.yaml").write_text(SWEEP.format(base='"merge-base:main"'))

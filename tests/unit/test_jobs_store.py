@@ -166,6 +166,21 @@ def test_an_id_that_is_nobody_s_is_said(store: Store, prefix: str) -> None:
     assert caught.value.exit_code == 2
 
 
+def test_an_id_of_another_kind_is_named_with_those_that_may_be_meant(store: Store) -> None:
+    sweep_id = store.submit(manifest(), "harness", "0.1")
+    claim = store.claim_block(sweep_id, "w", 60)
+    assert claim is not None
+    runs = [f"{one.run_id} ({one.arm})" for one in sorted(claim.runs, key=lambda one: one.run_id)]
+    for told in (sweep_id, sweep_id[:9], sweep_id.upper()):
+        with pytest.raises(SpecError, match=f"^{sweep_id} is a sweep, and a run is asked for") as caught:
+            store.resolve_id(told, "run")
+        assert caught.value.remedy == f"its runs: {', '.join(runs)}"
+    for one, name in ((claim.runs[0].run_id, "run"), (claim.block_id, "block")):
+        with pytest.raises(SpecError, match=f"^{one} is a {name}, and a sweep is asked for") as caught:
+            store.resolve_id(one, "swp")
+        assert caught.value.remedy == f"its sweep: {sweep_id}"
+
+
 def test_an_ambiguous_beginning_lists_the_candidates(store: Store, clock: Clock) -> None:
     ids = []
     for key in "ab":

@@ -5,14 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from alembic import command
+from sqlalchemy import delete
 
+from jobs import migrate
 from jobs.blessing import golden_of
 from jobs.errors import SpecError
 from jobs.judge import judge
 from jobs.model import JudgeInput
 from jobs.retracted import struck
 from jobs.reviewed import Golden, Reviewed
-from jobs.store import Store
+from jobs.store import Store, revision
+from jobs.store.connect import Database
+from jobs.tables import citation
 from jobs.verdict import Verdict
 from orchestrator.conclude import judge_sweep
 from reports.explain import explain
@@ -178,10 +183,11 @@ def test_what_cannot_be_retracted_is_said(store: Store, clock: Clock, documents:
     measure(store, claim, runs=1)
     store.retract(claim.runs[0].run_id, "seen before it was judged", "Ada")
     assert next(run.retracted for run in run_facts(store, open_sweep)) == "seen before it was judged"
-    store.retract(claim.runs[0].run_id, "a better reason", "Ada")
-    assert [event.message for event in store.events(open_sweep) if event.kind == "retracted"] == [
-        "by Ada: seen before it was judged", "by Ada: a better reason"
-    ]  # fmt: skip
+    with pytest.raises(SpecError, match=r"is retracted already, since 2026-11-30 .*: seen before it was judged"):
+        store.retract(claim.runs[0].run_id, "a better reason", "Ada")
+    [told] = [event.message for event in store.events(open_sweep) if event.kind == "retracted"]
+    assert told == "by Ada: seen before it was judged"
+    assert next(run.retracted for run in run_facts(store, open_sweep)) == "seen before it was judged"
 
 
 def test_a_run_that_is_retracted_while_it_is_judged_strikes_that_verdict(
@@ -201,7 +207,7 @@ def test_a_run_that_is_retracted_while_it_is_judged_strikes_that_verdict(
     assert judge_sweep(store, sweep_id).outcome == "MISSING"
 
 
-def test_another_reason_does_not_strike_what_was_judged_without_the_run(
+def test_the_same_once_more_does_not_strike_what_was_judged_without_the_run(
     store: Store, clock: Clock, documents: Any
 ) -> None:
     sweep_id, _ = judged(store, clock, documents.sweep(cell={"blocks": 2}))
@@ -210,7 +216,7 @@ def test_another_reason_does_not_strike_what_was_judged_without_the_run(
     clock.pass_s(-60)  # whoever judges may have a clock that is behind
     assert judge_sweep(store, sweep_id).outcome == "MISSING"
     clock.pass_s(120)
-    store.retract(run_id, "a better reason", "Ada")
+    store.retract(run_id, "why", "Bo")
     assert store.outcomes([sweep_id]) == {sweep_id: ("MISSING", 3)}
 
 
@@ -224,3 +230,35 @@ def test_a_retracted_run_of_an_anchor_is_set_aside_like_any_other(store: Store, 
     again = judge_sweep(store, sweep_id)
     assert (again.struck, again.exit_code) == (None, 0)
     assert [(row.run_id, row.state) for row in again.set_aside] == [(run_id, "retracted")]
+
+
+@pytest.mark.parametrize("is_judged_without", [False, True])
+def test_what_rested_on_a_run_that_was_retracted_before_that_was_noted_is_struck_out(
+    store_url: str, store: Store, clock: Clock, documents: Any, is_judged_without: bool
+) -> None:
+    """A store as it was before: the upgrade notes it, and not of a verdict that left the run out."""
+    sweep_id, before = judged(store, clock, documents.sweep())
+    wrong = run_facts(store, sweep_id)[1]
+    store.retract(wrong.run_id, "the fan was blocked", "Ada")
+    clock.pass_s(1)
+    if is_judged_without:
+        judge_sweep(store, sweep_id)
+    database = Database(store_url)
+    database.write(lambda c: command.downgrade(revision._config(c, None), "0010"))
+    database.write(lambda c: c.execute(delete(citation)))
+    assert not store.retractions(sweep_id)
+    assert migrate.upgrade(store_url).is_current
+    found = store.verdict(sweep_id)
+    assert found is not None
+    if is_judged_without:
+        assert (found.outcome, store.retractions(sweep_id)) == ("MISSING", ())
+    else:
+        assert (found.outcome, found.exit_code) == ("RETRACTED", 3)
+        assert found.struck is not None and found.struck.headline == before.headline
+        assert "the fan was blocked" in shown(found, "comment")
+        [why] = store.retractions(sweep_id)
+        assert (why.kind, why.id, why.cell) == ("run", wrong.run_id, before.cells[0].cell)
+    stood = store.retractions(sweep_id)
+    database.write(lambda c: command.downgrade(revision._config(c, None), "0010"))
+    assert migrate.upgrade(store_url).is_current and store.retractions(sweep_id) == stood
+    database.close()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jobs.errors import SpecError
 from orchestrator.cli import call
+from orchestrator.commands import calibrate
 from tests.unit.stored_documents import Put, itself, opened, put
 
 pytest_plugins = ("tests.unit.orchestrator_stored",)
@@ -57,6 +60,23 @@ def test_a_cell_without_a_clean_a_a_is_named_and_costs_a_code(
     assert call(["calibrate", sweep_id]) == code
     out = capsys.readouterr().out
     assert "not calibrated: smollm2/capital/weight_budget=50%: " in out and why in out
+
+
+@pytest.mark.parametrize("more", [[], ["--store", "sqlite:///here.db"], ["--out", "a folder"]])
+def test_a_calibration_that_was_stopped_is_gone_on_with_as_it_was_begun(
+    here: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+) -> None:
+    """The way on that a stop names has every option that says where things are."""
+    ways: list[str] = []
+
+    def stopped(*_given: Any, **_more: Any) -> Any:
+        ways.append(_given[3]("swp_1"))
+        raise SpecError("stopped here", "")
+
+    monkeypatch.setattr(calibrate, "run_here", stopped)
+    (here / "gate.yaml").write_text("")
+    assert call(["calibrate", "gate.yaml", *more]) == 2
+    assert [shlex.split(way) for way in ways] == [["assay", "calibrate", "swp_1", *more]]
 
 
 def test_what_cannot_be_calibrated_is_said(

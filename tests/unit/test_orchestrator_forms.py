@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ def test_a_sweep_goes_from_one_store_to_another_by_a_file(
     assert "no store at" in said(capsys, "db", "import", "one.assay", "--store", "sqlite:///none.db", code=4)
     assert "other.db is no whole export" in said(capsys, "db", "import", "other.db", *other, code=2)
     assert "one.txt: No such file" in said(capsys, "db", "import", "one.txt", *other, code=4)
+    unwritable = said(capsys, "db", "export", sweep_id, "/proc/x", code=4 if os.geteuid() == 0 else 2)
+    assert "/proc/x" in unwritable and ".tmp" not in unwritable, "the file that was asked for is named"
     assert "folder nowhere does not exist" in said(capsys, "db", "export", sweep_id, "nowhere/a", code=2)
     held = Path("other.db").read_bytes()
     assert "other.db holds something that is no export" in said(capsys, "db", "export", sweep_id, "other.db", code=2)

@@ -226,7 +226,26 @@ def test_a_retracted_run_names_the_way_on(stored: Put, documents: Any, capsys: p
     out = done(capsys, "retract", run_id, "--reason", "the fan was blocked")
     assert f"judge without it: assay judge {sweep_id}" in out
     done(capsys, "gate", sweep_id, code=3)
-    assert done(capsys, "judge", sweep_id, code=3).startswith("MISSING (exit 3)")
+    told = json.loads(done(capsys, "judge", sweep_id, "--json", code=3))
+    assert (told["outcome"], told["next_step"]) == (
+        "MISSING", "Run the sweep anew: a run that was retracted is not made again."
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("of_run", [False, True])
+def test_a_retraction_keeps_its_first_reason(
+    stored: Put, documents: Any, capsys: pytest.CaptureFixture[str], of_run: bool
+) -> None:
+    sweep_id = stored(documents.sweep())
+    runs = re.findall(r"run_[0-9a-z]{26}", done(capsys, "explain", sweep_id, CELL))
+    subject = runs[0] if of_run else sweep_id
+    first = done(capsys, "retract", subject, "--reason", "the fan was blocked", "--json")
+    assert done(capsys, "retract", subject, "--reason", "the fan was blocked", "--json") == first
+    told = failed(capsys, "retract", subject, "--reason", "another one")
+    assert f"{subject} is retracted already, since 20" in told
+    assert "UTC: the fan was blocked (that reason stands and nothing was changed" in told
+    assert "the fan was blocked" in done(capsys, "gate", sweep_id, code=3)
+    assert "another one" not in done(capsys, "status", sweep_id)
 
 
 @pytest.mark.parametrize(
