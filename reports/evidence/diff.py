@@ -135,7 +135,7 @@ def _table(caption: str, pair: _Pair, start: int, end: int) -> Table:
     row = pair.row
     columns = (
         Column("Position", "right"),
-        *(Column(f"{side}, {what}", "right") for side in (row.left, row.right) for what in ("id", "gap")),
+        *(Column(f"{side}, {what}", "right") for what in ("id", "gap") for side in (row.left, row.right)),
         Column("What"),
     )
     rows = [_prefix(pair, start)] if start else []
@@ -146,25 +146,29 @@ def _table(caption: str, pair: _Pair, start: int, end: int) -> Table:
 
 
 def _prefix(pair: _Pair, end: int) -> tuple[Inlines, ...]:
-    gaps = [_smallest(tokens.gaps[:end]) for tokens in (pair.left, pair.right)]
     ids = plural(end, "id")
-    return (
-        words(f"0 to {integer(end - 1)}" if end > 1 else "0"),
-        words(ids),
-        words(gaps[0]),
-        words(ids),
-        words(gaps[1]),
-        words(State("common prefix", "quiet")),
-    )
+    gaps = (_smallest(tokens.gaps[:end]) for tokens in (pair.left, pair.right))
+    place = f"0 to {integer(end - 1)}" if end > 1 else "0"
+    return (*map(words, (place, ids, ids, *gaps)), words(State("common prefix", "quiet")))
 
 
 def _row(pair: _Pair, place: int) -> tuple[Inlines, ...]:
-    cells = [words(integer(place))]
-    for tokens in (pair.left, pair.right):
-        told = str(tokens.ids[place]) if place < len(tokens.ids) else "end"
-        gap = number(tokens.gaps[place]) if place < len(tokens.gaps) else NOT_RECORDED if told != "end" else ""
-        cells += [words(Strong(told)) if place == pair.at and pair.differs else words(told), words(gap)]
-    return (*cells, _what(pair, place))
+    sides = (pair.left, pair.right)
+    ids = [str(tokens.ids[place]) if place < len(tokens.ids) else "end" for tokens in sides]
+    gaps = [_gap(tokens, place) for tokens in sides]
+    parts = place == pair.at and pair.differs
+    return (
+        words(integer(place)),
+        *(words(Strong(told) if parts else told) for told in ids),
+        *map(words, gaps),
+        _what(pair, place),
+    )
+
+
+def _gap(tokens: SequenceTokens, place: int) -> str:
+    if place >= len(tokens.ids):
+        return ""
+    return number(tokens.gaps[place]) if place < len(tokens.gaps) else NOT_RECORDED
 
 
 def _what(pair: _Pair, place: int) -> Inlines:
