@@ -57,7 +57,7 @@ def main() -> None:
         url = f"sqlite:///{folder}/store.db"
         fill(url, arguments.cells)
         rows = [alone(name, arguments.cells, url) for name in ("judge", "read")]
-        rows += [command(url, "assay judge"), command(url, "assay judge, again")]
+        rows += [command(url, "assay judge", "judge"), command(url, "assay judge, again", "judge")]
         rows.append(alone("write", arguments.cells, url))
     record = {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -144,14 +144,15 @@ def alone(name: str, cells: int, url: str) -> dict[str, Any]:
     return found
 
 
-def command(url: str, step: str) -> dict[str, Any]:
-    """`assay judge` from its start to its exit."""
+def command(url: str, step: str, *words: str) -> dict[str, Any]:
+    """A command of the only sweep, from its start to its exit; `words`: its name and options."""
     store = Store.open(url, lambda: datetime.now(UTC))
     [row] = store.sweeps()
     store.close()
-    words = [sys.executable, "-P", "-m", "orchestrator.cli", "judge", row.id, "--store", url]
+    verb, *options = words
+    argv = [sys.executable, "-P", "-m", "orchestrator.cli", verb, row.id, *options, "--store", url]
     began_s = time.perf_counter()
-    child = subprocess.Popen(words, env=_environ(), stdout=subprocess.DEVNULL)
+    child = subprocess.Popen(argv, env=_environ(), stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(child.pid, 0)
     wall_s = time.perf_counter() - began_s
     return {

@@ -9,6 +9,7 @@ from reports.blocks import Tone
 from reports.format import change, integer, plural, show
 from reports.traffic import Traffic, reading
 from reports.view import CellView, SweepView
+from reports.wording import OUTCOMES
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ def of_sweep(view: SweepView) -> tuple[Tile, ...]:
         )
     ]
     tiles += [
-        Tile(name, integer(count), plural(count, "cell")[len(integer(count)) + 1 :]) for name, count in view.counts
+        Tile(name, integer(count), plural(count, "cell")[len(integer(count)) + 1 :], OUTCOMES[name][0])
+        for name, count in view.counts
     ]
     return tuple(tiles)
 

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, Row, Select, select
 
 from jobs.errors import SpecError
 from jobs.history import History, StoredReading, breaks_of, changes_of, points_of
 from jobs.model import Missing, Reading
-from jobs.tables import attempt, run, scenario, series, sweep, value
+from jobs.tables import attempt, block, run, scenario, series, sweep, value
 
 _JOINED = (
     value.join(series, series.c.id == value.c.series_id)
@@ -46,12 +46,28 @@ def histories(connection: Connection, word: str, cell: str | None, arm: str | No
 
 
 def of_cell(connection: Connection, sweep_id: str, cell: str, names: Collection[str], last: int) -> tuple[History, ...]:
-    """The series of these names that a cell of a sweep measured, by name, over the last sweeps that measured any."""
-    measured = select(value.c.series_id).select_from(_JOINED)
-    here = (sweep.c.id == sweep_id, scenario.c.name == cell, series.c.name.in_(names), _MEASURED)
-    ids = connection.execute(measured.where(*here).distinct()).scalars().all()
-    mine = series.c.id.in_(ids)
-    return _read(connection, ids, [mine, sweep.c.id.in_(_newest(connection, [mine], last))]) if ids else ()
+    """The series of these names that a cell of a sweep measured, by name, over the last sweeps that have that scenario.
+
+    Rows are reached from the scenario's own attempts: of a sweep of thousands of cells many can share a series.
+    """
+    own = select(scenario.c.id, scenario.c.model_digest, scenario.c.prompt_digest)
+    here = connection.execute(own.where(scenario.c.sweep_id == sweep_id, scenario.c.name == cell)).one_or_none()
+    if here is None:
+        return ()
+    alike = (scenario.c.model_digest == here.model_digest, scenario.c.prompt_digest == here.prompt_digest)
+    newest = select(scenario.c.id).join(sweep, sweep.c.id == scenario.c.sweep_id).where(scenario.c.name == cell, *alike)
+    ordered = newest.order_by(sweep.c.created_at.desc(), sweep.c.id.desc()).limit(last)
+    scenarios = connection.execute(ordered).scalars().all()
+    measured = select(value.c.series_id).where(value.c.attempt_id.in_(_attempts([here.id])))
+    named = select(series.c.id).where(series.c.id.in_(measured), series.c.name.in_(names))
+    ids = connection.execute(named).scalars().all()
+    return _read(connection, ids, [value.c.series_id.in_(ids), value.c.attempt_id.in_(_attempts(scenarios))])
+
+
+def _attempts(scenarios: Sequence[str]) -> Select[tuple[str]]:
+    """The attempts that measured something, of some scenarios."""
+    joined = attempt.join(run, run.c.id == attempt.c.run_id).join(block, block.c.id == run.c.block_id)
+    return select(attempt.c.id).select_from(joined).where(block.c.scenario_id.in_(scenarios), _MEASURED)
 
 
 def _newest(connection: Connection, where: Sequence[ColumnElement[bool]], last: int) -> Sequence[str]:

@@ -19,7 +19,7 @@ from reports.render.pages import Links, cell_page, list_page, shown_first, sweep
 from reports.view import SweepView, build_cell
 
 CELL_PAGES: Final = 500
-CELL_BYTES: Final = 30_000_000
+CELL_BYTES: Final = 20_000_000
 LISTED_CELLS: Final = 500
 """Most pages of cells and their bytes, and cells on a page of the list: the worst come first."""
 

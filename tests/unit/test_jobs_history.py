@@ -3,40 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from jobs.errors import SpecError
-from jobs.history import FEWEST_TIMES, StoredReading, breaks_of, changes_of, points_of
+from jobs.history import FEWEST_TIMES, breaks_of, changes_of, points_of
 from jobs.model import Missing, Reading
 from jobs.store import Store
 from reports.history import render
+from tests.unit.history_readings import readings
 from tests.unit.store_sweeps import Clock
 from tests.unit.stored_documents import put
 
 pytest_plugins = ("tests.unit.jobs_store_cases",)
 
 TIME, COUNTER = "decode_ms_per_token", "htod_bytes"
-
-
-def readings(values: Sequence[Reading], **changed: dict[int, str]) -> list[StoredReading]:
-    """One run a sweep, a day apart; `changed`: what a field is from a place on."""
-    first = StoredReading(
-        "swp", "nightly", datetime(2026, 11, 1, tzinfo=UTC), "cell", "head", "run", 0, "e1", "550", "h1", None
-    )
-    found = []
-    for place, value in enumerate(values):
-        own = {
-            field: max((at, word) for at, word in places.items() if at <= place)[1]
-            for field, places in changed.items()
-            if min(places) <= place
-        }
-        at = first.at + timedelta(days=place)
-        found.append(first._replace(sweep=f"swp_{place:03}", at=at, value=value, **own))
-    return found
 
 
 def noisy(count: int, seed: int, step: float = 0.0) -> list[Reading]:
