@@ -142,13 +142,18 @@ def run_child(
     return end
 
 
+def bound(argv: Sequence[str]) -> list[str]:
+    """Words that start a program which is killed when the thread that starts it ends, as with its whole process."""
+    return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv]
+
+
 def _spawn(
     order: ChildOrder, mark: str, result_fd: int, control_fd: int, log_fd: int, out_fd: int
 ) -> subprocess.Popen[bytes]:
     argv = [a.format(result_fd=result_fd, control_fd=control_fd) if a.startswith("{") else a for a in order.argv]
     told = {order.result_variable: f"/dev/fd/{result_fd}"} if order.result_variable else {}
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *argv],
+        bound(argv),
         env={**order.env, MARK: mark, **told},
         cwd=order.cwd,
         stdin=subprocess.DEVNULL,

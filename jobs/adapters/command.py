@@ -14,7 +14,7 @@ from pathlib import Path
 from jobs.adapters import ends
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
 from jobs.adapters.child import MAX_OUTPUT_BYTES, ChildEnd, ChildOrder, allowed_environment, run_child
-from jobs.adapters.command_reads import Unread, mapped
+from jobs.adapters.command_reads import Mapped, Unread, mapped
 from jobs.adapters.model_files import AnyModelDigests, FolderDigests, last_changed, model_fault
 from jobs.adapters.native import ENVIRONMENT, PROTOCOLS, request_document
 from jobs.adapters.native_record import Known, Stream, outside_vocabulary, record_of
@@ -28,11 +28,24 @@ SIMULATED = "SIM-"
 UNTOLD = Missing(missing="declared in the sweep file, and the program did not tell it")
 
 
+Reader = Callable[[bytes, Mapping[str, str]], Mapped]
+"""What makes lines of the child protocol of an output, given the facts of the card. Raises Unread."""
+
+
 class CommandAdapter:
     """Runs an arm's own command."""
 
-    def __init__(self, models: Callable[[Path], str] | None = None, trees: Callable[[Path], str] | None = None) -> None:
-        """`models` and `trees` give the digest of a model's and of a program's folder; they may raise SpecError."""
+    def __init__(
+        self,
+        models: Callable[[Path], str] | None = None,
+        trees: Callable[[Path], str] | None = None,
+        read: Reader | None = None,
+    ) -> None:
+        """`models` and `trees` give the digest of a model's and of a program's folder; they may raise SpecError.
+
+        `read`: what reads the output of a program that is known, in the place of lines and of the arm's mapping.
+        """
+        self._read = read
         self._models = models or AnyModelDigests()
         self._trees = trees or FolderDigests(program_digest)
 
@@ -48,14 +61,14 @@ class CommandAdapter:
         started = place.utc_now()
         try:
             end = run_child(
-                _child_order(order, place, asked),
+                _child_order(order, place, asked, speaks=self._reader(order) is None),
                 on_spawn=place.on_spawn,
                 on_line=place.on_progress,
                 stopped=place.stopped,
             )
         except OSError as exc:
             return RunResult("failed", None, f"the command could not be started: {exc}", retry=True, fault="start")
-        absent = _map_output(order, end)
+        absent = _map_output(order, end, self._reader(order))
         stream = Stream.of(end)
         _find_faults(order, stream)
         lie = _lie(order, stream) or model_fault(self._models, order.cell)
@@ -64,6 +77,13 @@ class CommandAdapter:
             kind, reason = "provenance", changed
         record = record_of(order, end, stream, known, started, place.utc_now(), None if kind == "measured" else reason)
         return ends.result_of(kind, _with_absent(record, order.arm, absent), reason, retry, end)
+
+    def _reader(self, order: RunOrder) -> Reader | None:
+        """What reads the program's output; None where it speaks the child protocol."""
+        reads, warmups = order.arm.reads, order.cell.settings.warmups
+        if self._read is not None or reads is None:
+            return self._read
+        return lambda output, device: mapped(output, reads, warmups, device)
 
     def _tree_fault(self, arm: ArmPlan) -> str:
         """Why the program is not what was planned; empty when it is."""
@@ -106,10 +126,9 @@ def _environment(order: RunOrder, place: RunPlace, asked: Path) -> dict[str, str
     return {**allowed_environment(place.environ, ENVIRONMENT), **order.arm.env, **own, **here}
 
 
-def _child_order(order: RunOrder, place: RunPlace, asked: Path) -> ChildOrder:
+def _child_order(order: RunOrder, place: RunPlace, asked: Path, *, speaks: bool) -> ChildOrder:
     # The blank before a word that begins with a brace, which would be a place for a descriptor to the child's launcher.
     argv = (f" {word}" if word.startswith("{") else word for word in order.arm.command)
-    speaks = order.arm.reads is None
     return ChildOrder(
         argv=tuple(argv),
         env=_environment(order, place, asked),
@@ -122,17 +141,16 @@ def _child_order(order: RunOrder, place: RunPlace, asked: Path) -> ChildOrder:
     )
 
 
-def _map_output(order: RunOrder, end: ChildEnd) -> dict[str, str]:
-    """Put what a mapped program printed in the place of lines; why counters of its mapping are absent."""
-    reads = order.arm.reads
-    if reads is None or end.exit_code != 0:
+def _map_output(order: RunOrder, end: ChildEnd, read: Reader | None) -> dict[str, str]:
+    """Put what a program printed in the place of lines; why counters of its mapping are absent."""
+    if read is None or end.exit_code != 0:
         return {}
     if len(end.stdout) > MAX_OUTPUT_BYTES:
         end.bad_line, end.bad_reason = "", f"the program printed more than {MAX_OUTPUT_BYTES} bytes"
         return {}
     device = {"kind": _device_kind(order.card_uuid), "uuid": order.card_uuid}
     try:
-        made = mapped(bytes(end.stdout), reads, order.cell.settings.warmups, device)
+        made = read(bytes(end.stdout), device)
     except Unread as exc:
         end.bad_line, end.bad_reason = "", str(exc)
         return {}

@@ -106,9 +106,10 @@ class OrtDecoder:
             given.setdefault(part.ep_name, Counter()).update(node.op_type for node in part.get_nodes())
         return {name: dict(ops.most_common()) for name, ops in given.items()}
 
-    def generate(self, prompt: Sequence[int], tokens: int, ends: frozenset[int] = frozenset()) -> Made:
+    def generate(self, prompt: Sequence[int], tokens: int, *, ignore_eos: bool = True) -> Made:
         """One generation, by the host's clock: a step ends with its id."""
         binding, pasts = self.session.io_binding(), self._no_pasts()
+        ends = () if ignore_eos else self.info.eos_ids
         ids: list[int] = []
         times: list[int] = []
         read = prompt
@@ -118,7 +119,7 @@ class OrtDecoder:
             times.append(time.perf_counter_ns() - start)
             read = ids[-1:]
         self.kv_found_on = sorted({value.device_name() for value in pasts.values()})
-        return Made(ids, times[0], times[1:])
+        return Made(ids, times[0], times[1:], ids[-1] in ends)
 
     def logits(self, prompt: Sequence[int], forced: Sequence[int]) -> Logits:
         """Logits after the prompt and after each forced id."""
@@ -182,7 +183,6 @@ PEER = Peer(
     name="onnxruntime",
     module="jobs.adapters.onnxruntime",
     open=opened,
-    ends=lambda asked: frozenset(load(asked.request.model).info.eos_ids),
     distributions=("onnxruntime",),
     blind="onnxruntime does not tell what its providers copy, allocate or launch",
     options={

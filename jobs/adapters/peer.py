@@ -60,11 +60,15 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One generation: ids, the time to the first in ns, that of each further one, and counters by name."""
+    """One generation: ids, the time to the first in ns, that of each further one, and counters by name.
+
+    `ended`: an end id came, and it is the last one.
+    """
 
     ids: list[int]
     prefill_ns: int
     step_ns: list[int]
+    ended: bool = False
     counters: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -87,8 +91,8 @@ class Decoder(Protocol):
         """See the class."""
         ...
 
-    def generate(self, prompt: Sequence[int], tokens: int, ends: frozenset[int]) -> Made:
-        """Greedy ids, ties to the lowest: as many as asked, or fewer where one of `ends` came, which is the last."""
+    def generate(self, prompt: Sequence[int], tokens: int, *, ignore_eos: bool) -> Made:
+        """Greedy ids, ties to the lowest: as many as asked, or fewer where an end id came."""
         ...
 
     def logits(self, prompt: Sequence[int], forced: Sequence[int]) -> Logits:
@@ -101,15 +105,13 @@ class Peer:
     """An engine as adapters know it.
 
     `distributions` are the packages whose versions are told. `counters` are those of ours that it tells, and `blind`
-    says why it tells no others. `serves` are names of the engine's config that it can be given. `ends` gives the ids
-    that end a generation. `any_model`: it takes files that no engine of ours would load. `forces`: whether it can be
-    fed given ids.
+    says why it tells no others. `serves` are names of the engine's config that it can be given. `any_model`: it takes
+    files that no engine of ours would load. `forces`: whether it can be fed given ids.
     """
 
     name: str
     module: str
     open: Callable[[Asked], Decoder]
-    ends: Callable[[Asked], frozenset[int]]
     distributions: tuple[str, ...]
     blind: str
     counters: tuple[str, ...] = ("emitted_tokens",)
@@ -185,11 +187,10 @@ def _run(peer: Peer, arguments: argparse.Namespace, emit: Emit) -> None:
     request = asked.request
     decoder = _opened(peer, asked)
     emit(_hello(peer, asked, decoder))
-    ends = frozenset() if request.ignore_eos else peer.ends(asked)
     totals = dict.fromkeys(peer.counters, 0)
     for index in range(request.warmups + request.generations):
         with _labelled():
-            made = decoder.generate(request.prompt_ids, request.tokens, ends)
+            made = decoder.generate(request.prompt_ids, request.tokens, ignore_eos=request.ignore_eos)
         is_warmup = index < request.warmups
         counters = {"emitted_tokens": len(made.ids), **made.counters}
         for name in () if is_warmup else totals:
@@ -200,7 +201,7 @@ def _run(peer: Peer, arguments: argparse.Namespace, emit: Emit) -> None:
                 "index": index,
                 "warmup": is_warmup,
                 "ids": made.ids,
-                "stop_reason": "eos" if made.ids[-1] in ends else "length",
+                "stop_reason": "eos" if made.ended else "length",
                 "prefill_ns": made.prefill_ns,
                 "step_ns": made.step_ns,
             }

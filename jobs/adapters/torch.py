@@ -85,7 +85,7 @@ class TorchDecoder:
 
     def __init__(self, graph: Graph, torch: Any, device: str, dtype: str, capacity: int, *, capture: bool) -> None:
         self.torch, self.device, self.on = torch, device, device
-        self._dtype = getattr(torch, dtype)
+        self._dtype, self._ends = getattr(torch, dtype), graph.info.eos_ids
         self._weights = {weight.name: weight for weight in graph.weights.values()}
         layers = layers_of(graph)
         gqa = layers[0].attention
@@ -120,10 +120,11 @@ class TorchDecoder:
         cuda = self.torch.cuda
         return {"torch_card": cuda.get_device_name(), "torch_peak_allocated_bytes": cuda.max_memory_allocated()}
 
-    def generate(self, prompt: Sequence[int], tokens: int, ends: frozenset[int] = frozenset()) -> Made:
+    def generate(self, prompt: Sequence[int], tokens: int, *, ignore_eos: bool = True) -> Made:
         """One generation. On a card that no end id can stop, steps are asked for ahead and timed by the card's events;
         else each is waited for, by the host's clock.
         """
+        ends = () if ignore_eos else self._ends
         with self.torch.inference_mode():
             start = time.perf_counter_ns()
             self._feed(prompt)
@@ -133,7 +134,8 @@ class TorchDecoder:
             ahead = self.on == "cuda" and not ends
             chosen, step_ns = self._ahead(ids, tokens) if ahead else self._one_by_one(ids, tokens, ends)
             checked_best(self._row[0].float().cpu().numpy())
-        return Made(chosen, prefill_ns, step_ns, {"captures": 0, "replays": len(step_ns) * self.captured})
+        counters = {"captures": 0, "replays": len(step_ns) * self.captured}
+        return Made(chosen, prefill_ns, step_ns, chosen[-1] in ends, counters)
 
     def logits(self, prompt: Sequence[int], forced: Sequence[int]) -> Logits:
         """Logits after the prompt and after each forced id."""
@@ -163,7 +165,7 @@ class TorchDecoder:
         self._wait()
         return [int(one) for one in ids], [round(a.elapsed_time(b) * 1e6) for a, b in pairwise(events)]
 
-    def _one_by_one(self, ids: list[Any], tokens: int, ends: frozenset[int]) -> tuple[list[int], list[int]]:
+    def _one_by_one(self, ids: list[Any], tokens: int, ends: Sequence[int]) -> tuple[list[int], list[int]]:
         chosen, times = [int(ids[0])], list[int]()
         while len(chosen) < tokens and chosen[-1] not in ends:
             start = time.perf_counter_ns()
@@ -274,25 +276,27 @@ def _unpacked(torch: Any, packed: Any, bits: int) -> Any:
 def opened(asked: Asked) -> TorchDecoder:
     """The decoder that an arm asks for. Raises CannotLoad where torch, or its CUDA, is not there."""
     torch = library("torch", INSTALL)
-    wanted = asked.options["device"]
-    device = wanted if wanted != "auto" else "cuda" if asked.on_card else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise CannotLoad(
-            f"torch {torch.__version__} finds no card", "install a build of torch with CUDA, or device: cpu"
-        )
-    dtype = asked.options["dtype"]
-    if dtype == "auto":
-        dtype = "float16" if device == "cuda" else "float32"
+    device, dtype = place_of(torch, asked)
     capacity = max(LEAST_CAPACITY, 1 << (asked.positions - 1).bit_length())
     capture = device == "cuda" and asked.request.config.capture
     return TorchDecoder(load(asked.request.model), torch, device, dtype, capacity, capture=capture)
+
+
+def place_of(torch: Any, asked: Asked) -> tuple[str, str]:
+    """Where an arm of torch computes, and in which type. Raises CannotLoad where torch finds no card."""
+    wanted, dtype = asked.options["device"], asked.options["dtype"]
+    device = wanted if wanted != "auto" else "cuda" if asked.on_card else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise CannotLoad(f"torch {torch.__version__} finds no card", "install one with CUDA, or device: cpu")
+    if dtype == "auto":
+        dtype = "float16" if device == "cuda" else "float32"
+    return device, dtype
 
 
 PEER = Peer(
     name="torch",
     module="jobs.adapters.torch",
     open=opened,
-    ends=lambda asked: frozenset(load(asked.request.model).info.eos_ids),
     distributions=("torch",),
     blind="torch does not tell what it copies, allocates or launches in a step",
     counters=("emitted_tokens", "captures", "replays"),

@@ -172,7 +172,7 @@ def _resolved(spec: SweepSpec, arm: ArmPlan, resolver: Resolver) -> ArmPlan:
     if kind == "path":
         value = str(_on_disk(spec, path, value))
     try:
-        runs = {"program": arm.adapter == "command", "peer": arm.adapter in PEERS}
+        runs = {"program": bool(arm.command), "peer": arm.adapter in PEERS}
         found: ResolvedArm = resolver.arm(arm.name, ArmSource(kind, value, arm.build, **runs))  # type: ignore[arg-type]
     except SpecError as error:
         raise _placed(spec, path, error) from error

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from engine.counters import COUNTERS
 from jobs.adapters.peer import Peer
-from jobs.adapters.registry import PEERS
+from jobs.adapters.registry import PEERS, PROGRAMS
 from jobs.errors import SpecError
 from jobs.gates import GATING
 from jobs.reads import UNITS, units_of
@@ -26,29 +26,51 @@ def check_programs(form: SweepForm, arms: Mapping[str, ArmForm], source: Source)
         elif arm.options is not None:
             remedy = f"those are {', '.join(PEERS)}; what an engine of ours is told stands under config"
             yield source.error((*path, "options"), "options goes with an adapter of another engine's library", remedy)
-        if adapter != "command":
+        if adapter in PROGRAMS:
+            yield from _known(form, arm, path, source)
+        elif adapter != "command":
             for key in ("command", "counters", "reads"):
                 if getattr(arm, key) is not None:
                     yield source.error((*path, key), f"{key} goes with adapter: command", "add adapter: command")
             continue
-        if arm.command is None or not arm.command.strip():
-            yield source.error(path, f"arm {name!r} has no command", 'command: "./bench.sh", run by bash in its tree')
-        if arm.source == "installed":
-            remedy = "give it a checkout, path or git ref as source"
-            yield source.error((*path, "source"), f"arm {name!r} is installed: there is no tree to run in", remedy)
-        if form.run.arithmetic == "none":
-            remedy = "a plan-only sweep has native arms alone"
-            yield source.error((*path, "adapter"), "a program cannot plan alone", remedy)
+        yield from _runs(form, name, arm, path, source)
         yield from _counters(arm, path, source)
         yield from _gating(form, arm, path, source)
         if arm.reads is not None:
             yield from _reads(form, arm, arm.reads, (*path, "reads"), source)
 
 
+def is_program(arm: ArmForm) -> bool:
+    """Whether an arm is run by a command in its own tree."""
+    return arm.adapter == "command" or arm.adapter in PROGRAMS
+
+
+def _runs(form: SweepForm, name: str, arm: ArmForm, path: Path_, source: Source) -> Iterator[SpecError]:
+    """What every program needs: a command, and a tree to run in."""
+    if arm.command is None or not arm.command.strip():
+        yield source.error(path, f"arm {name!r} has no command", 'command: "./bench.sh", run by bash in its tree')
+    if arm.source == "installed":
+        remedy = "give it a checkout, path or git ref as source"
+        yield source.error((*path, "source"), f"arm {name!r} is installed: there is no tree to run in", remedy)
+    if form.run.arithmetic == "none":
+        remedy = "a plan-only sweep has native arms alone"
+        yield source.error((*path, "adapter"), "a program cannot plan alone", remedy)
+
+
+def _known(form: SweepForm, arm: ArmForm, path: Path_, source: Source) -> Iterator[SpecError]:
+    """A program whose output is known brings its own mapping, and tells of no warm-up."""
+    for key in ("counters", "reads"):
+        if getattr(arm, key) is not None:
+            yield source.error((*path, key), f"{arm.adapter} is read as it is known", "remove the key")
+    if form.run.warmups:
+        remedy = "run: {warmups: 0}, and ask for them in the command"
+        yield source.error(("run", "warmups"), f"{arm.adapter} does not print its warm-ups", remedy)
+
+
 def reads_any_model(arm: ArmForm) -> bool:
     """Whether what runs an arm takes files that no engine of ours would load."""
     peer = PEERS.get(arm.adapter or "native")
-    return arm.adapter == "command" or (peer is not None and peer.any_model)
+    return is_program(arm) or (peer is not None and peer.any_model)
 
 
 def _peer(form: SweepForm, arm: ArmForm, peer: Peer, path: Path_, source: Source) -> Iterator[SpecError]:
@@ -108,8 +130,11 @@ def _gating(form: SweepForm, arm: ArmForm, path: Path_, source: Source) -> Itera
 
 def told_counters(arm: ArmForm) -> tuple[str, ...]:
     """The counters that a program or a library says it tells."""
-    if (peer := PEERS.get(arm.adapter or "native")) is not None:
-        return peer.counters
+    adapter = arm.adapter or "native"
+    if adapter in PEERS:
+        return PEERS[adapter].counters
+    if adapter in PROGRAMS:
+        return PROGRAMS[adapter]
     return tuple(arm.reads.counters) if arm.reads is not None else arm.counters or ()
 
 

@@ -75,7 +75,7 @@ def reruns(doc: JudgeInput, cell: CellInput) -> Section:
 
 def rerun_command(arm: ArmPlan, cell: CellInput) -> str:
     """The shell command that runs one arm of a cell by hand, every value quoted."""
-    if arm.adapter == "command":
+    if arm.command:
         return _program_command(arm, cell)
     if arm.adapter in PEERS:
         return _peer_command(arm, cell)

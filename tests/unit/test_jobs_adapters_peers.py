@@ -1,7 +1,8 @@
 """Engines that nobody here wrote: what each of them told once is read as it was, and what is here decodes.
 
-tests/recorded holds the lines that each engine's child wrote for one request, the tiny model's prompt, with ROOT in the
-place of this checkout: PyTorch's and transformers' on a host that had them.
+tests/recorded holds the lines that each child wrote for one request, with ROOT in the place of folders: for the
+tiny model's prompt, of transformers with those weights in a folder of theirs; of llama.cpp for SmolLM2's own GGUF file.
+llama-server.json is what a server of build 11549 (that of the package xllamacpp 2026.10.11549) answered it.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ import pytest
 
 from engine.errors import UnsupportedModel
 from engine.onnx_load import load
-from engine.zoo import model_digest
 from jobs.adapters.base import RunOrder, RunPlace, RunResult
+from jobs.adapters.model_files import AnyModelDigests
 from jobs.adapters.native_forced import ForceOrder, adjudicate
 from jobs.adapters.peer_run import PeerAdapter
 from jobs.adapters.registry import PEERS, adapters
@@ -33,6 +34,8 @@ from tests.unit.engine_rig import TINY_PROMPT, build_tiny
 UUID = "SIM-test-0"
 RECORDED = Path(__file__).parents[1] / "recorded"
 TOKENS = 8
+SMOLLM2_BY_LLAMA_CPP = (7042, 30, 198, 198, 504, 1797, 1918, 553)
+"""Five ids are those of the engine here and its oracle; on a CPU llama.cpp rounds activations to 8 bits."""
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +57,19 @@ def order_for(model: Path, arm: ArmPlan, **settings: Any) -> RunOrder:
         cell="m/p",
         model="m",
         model_path=str(model),
-        model_digest=model_digest(model),
+        model_digest=AnyModelDigests()(model),
         prompt="p",
         prompt_ids=TINY_PROMPT,
         settings=RunSettings(**{"tokens": TOKENS, "generations": 2, "warmups": 1, "ignore_eos": True, **settings}),
         arms=(arm.name,),
     )
     return RunOrder("run_1", "att_1", 1, cell, arm, UUID, 60.0)
+
+
+def gguf(folder: Path) -> Path:
+    """A stand-in for a GGUF file, which nothing here reads."""
+    (folder / "some.gguf").write_bytes(b"GGUF")
+    return folder / "some.gguf"
 
 
 def place_in(folder: Path) -> RunPlace:
@@ -87,23 +96,25 @@ def replayed(tmp_path: Path, name: str, changed: Mapping[str, str] | None = None
 
 
 def test_a_worker_has_each_of_them_and_each_has_a_file_of_lines() -> None:
-    assert set(adapters()) == {"native", "command", *PEERS}
-    assert {path.stem for path in RECORDED.glob("*.jsonl")} == set(PEERS)
+    assert set(adapters()) == {"native", "command", "profile_native", *PEERS}
+    assert {path.name.removesuffix(".jsonl") for path in RECORDED.glob("*.jsonl")} == set(PEERS)
 
 
 @pytest.mark.parametrize("name", PEERS)
 def test_what_an_engine_told_once_is_a_record_with_the_ids_of_ours(tmp_path: Path, tiny: Path, name: str) -> None:
-    done = run(tmp_path, order_for(tiny, arm_of(name)), replayed(tmp_path, name))
+    model = gguf(tmp_path) if name == "llama.cpp" else tiny
+    done = run(tmp_path, order_for(model, arm_of(name)), replayed(tmp_path, name))
     assert (done.end, done.reason) == ("measured", "")
     record = done.record
     assert record is not None
-    assert [(g.ids, g.warmup) for g in record.generations] == [(ids_of(tiny), n == 0) for n in range(3)]
+    due = SMOLLM2_BY_LLAMA_CPP if name == "llama.cpp" else ids_of(tiny)
+    assert [(g.ids, g.warmup) for g in record.generations] == [(due, n == 0) for n in range(3)]
     assert all(len(g.step_ns) == TOKENS - 1 and min(g.step_ns) > 0 and g.prefill_ns > 0 for g in record.generations)
     assert set(PEERS[name].counters) <= {n for n, value in record.counters.items() if isinstance(value, int)}
     assert record.counters["emitted_tokens"] == 2 * TOKENS
     unseen = GATING - set(PEERS[name].counters)
     assert {record.counters[n] for n in unseen} == {Missing(missing=f"{UNDECLARED}: {PEERS[name].blind}")}
-    told = {n.partition(".")[2] for n in record.effective_config if n.startswith(f"{name}.")}
+    told = {n.removeprefix(f"{name}.") for n in record.effective_config if n.startswith(f"{name}.")}
     assert told == {"version", *PEERS[name].options}
     assert (record.device["uuid"], record.device["kind"]) == (UUID, "sim")
 
@@ -154,6 +165,82 @@ def test_what_is_not_on_the_host_is_a_label_with_its_remedy_and_is_not_tried_aga
     assert (done.end, done.fault, done.retry) == ("failed", "cannot_load", False)
     assert says in done.reason
     assert done.record is not None and done.record.exit_code == 17 and not done.record.generations
+
+
+SERVER = """\
+#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+ANSWERS, SEEN = json.load(open({answers!r})), open({seen!r}, "a")
+
+
+class Answers(BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
+        SEEN.write(asked + "\\n" if asked else "")
+        SEEN.flush()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(ANSWERS[self.path]).encode())
+
+    do_POST = do_GET
+
+
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Answers).serve_forever()
+"""
+
+
+def llama(tmp_path: Path, change: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Options of an arm whose server answers as one did, but for what is changed; the GGUF file is a stand-in."""
+    answers = json.loads((RECORDED / "llama-server.json").read_text())
+    answers["/completion"] |= change or {}
+    (tmp_path / "answers").write_text(json.dumps(answers))
+    server = tmp_path / "llama-server"
+    told = {"python": sys.executable, "answers": str(tmp_path / "answers"), "seen": str(tmp_path / "seen")}
+    server.write_text(SERVER.format(**told))
+    server.chmod(0o755)
+    return {"gguf": str(gguf(tmp_path)), "server": str(server)}
+
+
+def test_llama_cpp_is_asked_for_greedy_ids_and_its_server_ends_with_the_run(tmp_path: Path, tiny: Path) -> None:
+    bench = tmp_path / "bench"
+    build: dict[str, Any] = {"build_commit": "8cf427ff", "build_number": 5163, "backends": "CUDA"}
+    rows = [{"n_prompt": 0, "n_gen": 8, "samples_ns": [80, 96, 400], **build}, {"n_prompt": 512, "n_gen": 0, **build}]
+    bench.write_text(f"#!/bin/sh\ncat <<'end'\n{json.dumps(rows)}\nend\n")
+    bench.chmod(0o755)
+    options = {**llama(tmp_path), "bench": str(bench)}
+    done = run(tmp_path, order_for(tiny, arm_of("llama.cpp", options)))
+    assert (done.end, done.leftovers) == ("failed", ()), done.reason
+    assert "id 7042 at index 0 of generation 1 is outside the model's vocabulary" in done.reason, "tiny's has 512"
+    record = done.record
+    assert record is not None
+    (generation, *_) = record.generations
+    assert generation.ids == SMOLLM2_BY_LLAMA_CPP and generation.prefill_ns == 1_780_721_000
+    assert sum(generation.step_ns) == 4_243_314_000 and len(generation.step_ns) == TOKENS - 1
+    assert record.facts["bench_ns_per_token"] == 12
+    asked = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert len(asked) == 3
+    assert asked[0]["prompt"] == list(TINY_PROMPT) and asked[0]["n_predict"] == TOKENS
+    assert (asked[0]["temperature"], asked[0]["cache_prompt"], asked[0]["ignore_eos"]) == (0, False, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        ({"tokens": []}, {}, "unsupported: llama-server gave no id"),
+        ({"timings": {}}, {}, "unsupported: llama-server's answer has no 'prompt_ms'"),
+        ({}, {"server": "no-such-llama"}, "cannot_load: no program no-such-llama"),
+        ({}, {"server": "false"}, "cannot_load: false ended with 1"),
+        ({}, {"gguf": "/no/such.gguf"}, "bad_request: /no/such.gguf is no GGUF file"),
+    ],
+)
+def test_a_server_that_does_not_answer_as_one_does_is_named(
+    tmp_path: Path, tiny: Path, change: dict[str, Any], options: dict[str, str], says: str
+) -> None:
+    arm = arm_of("llama.cpp", {**llama(tmp_path, change), **options})
+    done = run(tmp_path, order_for(tiny, arm, warmups=0, generations=1))
+    assert done.end == "failed" and says in done.reason
 
 
 def test_a_model_that_an_engine_does_not_serve_is_named_with_its_nodes(tiny: Path) -> None:
