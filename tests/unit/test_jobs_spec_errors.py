@@ -88,7 +88,7 @@ CASES = {
     "an unnamed difference": ("varies: [policy]", "varies: []", 9, "differs from base in policy", "varies: [policy]"),
     "an unnamed environment": ("policy: stable}", "policy: stable}, env: {A: b}", 9, "in env", "varies: [env]"),
     "environment name": ("policy: stable}", "policy: stable}, env: {A-B: b}", 9, "'A-B' is not an", "rename"),
-    "unknown adapter": ("{like: base}", "{like: base, adapter: llama}", 8, "unknown adapter 'llama'", "native"),
+    "unknown adapter": ("{like: base}", "{like: base, adapter: llama}", 8, "unknown adapter 'llama'", "'llama.cpp'?"),
     "a model without origin": ("{build: tiny}", "{}", 3, "'toy' needs one of build and path", ""),
     "a seed for a folder": ("{build: tiny}", "{path: x, seed: 1}", 3, "seed goes with build", "remove it"),
     "unknown counter": ("page_ins > 0", "page_inns > 0", 16, "unknown counter 'page_inns'", "did you mean 'page_ins'?"),
