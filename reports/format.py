@@ -83,6 +83,14 @@ def percent(share: float) -> str:
     return _minus(text) + " %"
 
 
+def times(ratio: float) -> str:
+    """A ratio to four digits; what is not 1 never shows as 1: 1.00004 -> "1.00004"."""
+    text = fixed(ratio)
+    if ratio == 1 or text.strip("0") != "1.":
+        return text
+    return f"{ratio:.6f}".rstrip("0") if abs(ratio - 1) >= 1e-6 else "<1" if ratio < 1 else ">1"
+
+
 def signed_percent(share: float) -> str:
     """A relative change with its sign: "+10.6 %"; a change too small for one decimal keeps two digits."""
     if share == 0:
@@ -124,7 +132,7 @@ def show(value: Value | None, unit: str) -> str:
     if unit.startswith("count/"):
         return number(value) + unit[5:]
     if unit == "x":
-        return f"{fixed(value)}×"
+        return f"{times(value)}×"
     return f"{number(value)} {unit}"
 
 

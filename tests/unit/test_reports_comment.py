@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
+from jobs.judge import judge
 from jobs.model import Missing
 from jobs.verdict import CellVerdict, Verdict
 from reports.render import COMMENT_FLOOR, COMMENT_LIMIT, LimitTooSmall, comment_length, marker, render
@@ -261,3 +263,38 @@ def test_the_stamp_leads_back(clean: Page) -> None:
         "assay explain swp_",
     ):
         assert needed in clean.text
+
+
+def test_field_81_one_byte_beyond_2_to_53_is_worse_and_shown_with_all_its_digits(documents: Any) -> None:
+    """As a float the two are one number."""
+    large = 2**53
+    verdict = judge(
+        documents.sweep(
+            base=documents.arm(changes={"peak_committed_bytes": large}),
+            head=documents.arm(changes={"peak_committed_bytes": large + 1}),
+        )
+    )
+    assert isinstance(verdict, Verdict) and (verdict.outcome, verdict.exit_code) == ("REGRESSED", 1)
+    page = markdown(render(verdict, "comment"))
+    assert "peak_committed_bytes rose by 1 (+0.0%), from 9,007,199,254,740,992 to 9,007,199,254,740,993" in page.text
+    (row,) = [row for table in page.tables for row in table.rows if row[0] == "peak_committed_bytes"]
+    assert row[1:3] == ["9,007,199,254,740,992 B", "9,007,199,254,740,993 B"]
+    assert '"head":9007199254740993' in render(verdict, "json")
+
+
+def test_field_81_ratios_just_beside_one_are_not_shown_as_one() -> None:
+    rows = [
+        samples.cell().time[0].model_copy(update={"metric": name, "ratio": ratio, "low": ratio, "high": ratio})
+        for name, ratio in (("a", 0.004), ("b", 0.99995), ("c", 1.00004), ("d", 1.0))
+    ]
+    page = markdown(render(samples.verdict(cells=(samples.cell(time=tuple(rows)),)), "comment"))
+    shown = [row[3] for row in page.table("Time by metric").rows]
+    assert shown[0] == "0.004000×" and shown[3] == "1.000×"
+    assert shown[1:3] == ["0.99995×", "1.00004×"] and "-0.0" not in page.text and "−0.0 %" not in page.text
+
+
+def test_field_81_a_difference_behind_a_hundred_thousand_ids_is_shown_in_its_place(documents: Any) -> None:
+    ids = tuple(range(100_000))
+    row = samples.violation(first_difference=99_999, common_prefix=99_999, compared=100_000, left_context=ids[-5:])
+    body = render(samples.verdict(cells=(samples.cell(identity=(row,)),)), "comment")
+    assert "at index 99,999" in body and len(body) < 20_000

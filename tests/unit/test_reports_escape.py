@@ -56,7 +56,7 @@ def test_prose_in_a_paragraph_reads_as_typed_and_stays_a_paragraph(name: str) ->
 
 
 @HOSTILE
-def test_fields_75_76_a_comment_pings_and_links_nobody(name: str) -> None:
+def test_field_76_a_comment_pings_and_links_nobody(name: str) -> None:
     page = markdown(render(samples.hostile(name), "comment"))
     assert page.links == []
     assert ACTIVE.search(page.scanned) is None, page.scanned[max(0, ACTIVE.search(page.scanned).start() - 30) :][:80]  # type: ignore[union-attr]

@@ -93,6 +93,11 @@ def test_figures_of_a_column_keep_their_digits() -> None:
     assert show(1.0, "x") == "1.000×"
 
 
+def test_field_81_a_ratio_beside_one_is_not_shown_as_one() -> None:
+    shown = [show(ratio, "x") for ratio in (0.004, 0.9999, 1.00004, 1 + 1e-9, 1 - 1e-9, 1.0, 1)]
+    assert shown == ["0.004000×", "0.9999×", "1.00004×", ">1×", "<1×", "1.000×", "1.000×"]
+
+
 def test_missing_is_its_reason_and_compares_with_nothing() -> None:
     gone = Missing(missing="varies 3 to 5")
     assert show(gone, "bytes") == "n/a: varies 3 to 5"
