@@ -14,6 +14,8 @@ SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 WIDTHS = (1280, 320)
 PAGE_WIDTH = "document.documentElement.scrollWidth"
 OPEN_ALL = "document.querySelectorAll('details').forEach(item => item.open = true)"
+WITHOUT_SHADES = "document.querySelectorAll('*').forEach(node => node.style.backgroundImage = 'none')"
+"""The shadows at the edges of a box and a banner's wash: on a gradient axe cannot tell a contrast, and says so."""
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
 """Kept to be looked at; git leaves the folder out."""
 
@@ -70,3 +72,12 @@ def keep(page: Page, name: str) -> Path:
     path = SCREENSHOTS / f"{name}.png"
     page.screenshot(path=path, full_page=True)
     return path
+
+
+def faults(page: Page, **options: Any) -> list[tuple[str, str]]:
+    """What axe-core finds fault with, or cannot tell: rule and element."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    told = Axe().run(page, options={"resultTypes": ["violations", "incomplete"], **options}).response
+    found = [*told["violations"], *told["incomplete"]]
+    return [(rule["id"], " ".join(map(str, node["target"]))) for rule in found for node in rule["nodes"]]

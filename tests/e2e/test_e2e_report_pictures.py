@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.browsing import OPEN_ALL, SCHEMES, Scheme, keep, visit
+from tests.e2e.browsing import OPEN_ALL, SCHEMES, WITHOUT_SHADES, Scheme, faults, keep, visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -15,19 +15,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 CONTRAST_ALONE = {"runOnly": {"type": "rule", "values": ["color-contrast"]}}
-WITHOUT_SHADES = "document.querySelectorAll('*').forEach(node => node.style.backgroundImage = 'none')"
-"""The shadows at the edges of a box and a banner's wash: on a gradient axe cannot tell a contrast, and says so."""
-
 FOCUSED = "document.activeElement.textContent.trim()"
-
-
-def faults(page: Page, **options: Any) -> list[tuple[str, str]]:
-    """What axe-core finds fault with, or cannot tell: rule and element."""
-    from axe_playwright_python.sync_playwright import Axe
-
-    told = Axe().run(page, options={"resultTypes": ["violations", "incomplete"], **options}).response
-    found = [*told["violations"], *told["incomplete"]]
-    return [(rule["id"], " ".join(map(str, node["target"]))) for rule in found for node in rule["nodes"]]
 
 
 def tab_to(page: Page, text: str, most: int = 80) -> None:

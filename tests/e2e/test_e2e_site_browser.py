@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import random
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from reports.render import site
 from reports.render.folder import Behind
+from tests.e2e.browsing import CONTRASTS, OPEN_ALL, PAGE_WIDTH, SCHEMES, WIDTHS, WITHOUT_SHADES, faults, keep, visit
 from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
 from tests.unit.history_readings import history, readings
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="skipped: no chromium")
+pytestmark = pytest.mark.browser
 
 SWEEPS = 20
-FITS = "document.documentElement.scrollWidth <= innerWidth"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    api = pytest.importorskip("playwright.sync_api", reason="skipped: no playwright")
-    with api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +40,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def visit(browser: Browser, path: Path, **options: Any) -> tuple[Page, list[str], list[str]]:
-    """A page, what the browser complained of, and what it fetched."""
-    complaints: list[str] = []
-    fetched: list[str] = []
-    page = browser.new_context(**({"viewport": {"width": 1280, "height": 900}} | options)).new_page()
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: fetched.append(request.url))
-    page.on("requestfailed", lambda request: complaints.append(f"failed: {request.url}"))
-    page.goto(path.as_uri())
-    return page, complaints, fetched
-
-
 def scenario(folder: Path) -> Path:
     (path,) = (folder / "scenarios").iterdir()
     return path
 
 
 def test_index_to_sweep_to_a_figures_readings_to_samples(browser: Browser, folder: Path) -> None:
-    page, complaints, fetched = visit(browser, folder / "index.html")
+    page, seen = visit(browser, folder / "index.html")
     page.get_by_role("link", name="smollm2-residency").first.click()
     assert page.locator("h1").inner_text() == "smollm2-residency"
     page.get_by_role("link", name="htod_bytes_per_token").first.click()  # one
@@ -82,13 +57,13 @@ def test_index_to_sweep_to_a_figures_readings_to_samples(browser: Browser, folde
     page.get_by_role("link", name="This scenario over sweeps").click()
     page.get_by_role("navigation", name="Where this is").get_by_role("link", name="sweeps").click()
     assert page.url.endswith("index.html")
-    assert complaints == []
-    assert all(url.startswith(folder.as_uri()) for url in fetched), fetched
+    assert seen.complaints == []
+    assert all(url.startswith(folder.as_uri()) for url in seen.requests), seen.requests
     page.context.close()
 
 
 def test_charts_are_drawn_again_by_script_and_walked_with_the_keyboard(browser: Browser, folder: Path) -> None:
-    page, complaints, _ = visit(browser, scenario(folder))
+    page, seen = visit(browser, scenario(folder))
     charts = page.locator("figure.chart")
     assert charts.count() == page.locator("figure.chart canvas").count() == 2
     assert not page.locator(".chart-plain").first.is_visible()
@@ -109,15 +84,14 @@ def test_charts_are_drawn_again_by_script_and_walked_with_the_keyboard(browser: 
     assert page.locator("figure.chart canvas").count() == 2, "drawn anew in the colours of the scheme"
     page.set_viewport_size({"width": 320, "height": 900})
     page.wait_for_timeout(100)
-    assert page.evaluate(FITS)
-    assert complaints == []
+    assert page.evaluate(PAGE_WIDTH) <= 320
+    assert seen.complaints == []
     page.context.close()
 
 
-@pytest.mark.parametrize("width", [1280, 320])
+@pytest.mark.parametrize("width", WIDTHS)
 def test_charts_read_without_script(browser: Browser, folder: Path, width: int) -> None:
-    size = {"width": width, "height": 900}
-    page, complaints, fetched = visit(browser, scenario(folder), java_script_enabled=False, viewport=size)
+    page, seen = visit(browser, scenario(folder), width=width, java_script_enabled=False)
     picture = page.locator(".chart-plain svg").nth(1)
     box = picture.bounding_box()
     assert box is not None and box["width"] > 0.5 * min(width, 500) and box["height"] > 100
@@ -126,16 +100,27 @@ def test_charts_read_without_script(browser: Browser, folder: Path, width: int) 
     page.locator("summary", has_text="Every point of htod_bytes").click()
     assert page.get_by_text("retracted: the fan was blocked").is_visible()
     assert page.get_by_role("table", name="Changes of level, newest first").is_visible()
-    assert complaints == []
-    assert not [url for url in fetched if url.endswith(".js")]
+    assert seen.complaints == []
+    assert not [url for url in seen.requests if url.endswith(".js")]
     page.context.close()
 
 
-def test_pages_fit_a_narrow_screen(browser: Browser, folder: Path) -> None:
-    pages = [folder / "index.html", scenario(folder), *(folder / "sweeps").glob("*/index.html")]
-    for path in pages:
-        page, complaints, _ = visit(browser, path, viewport={"width": 320, "height": 900})
-        page.evaluate("document.querySelectorAll('details').forEach(item => item.open = true)")
-        assert page.evaluate(FITS), path
-        assert complaints == []
+def test_pages_fit_and_can_be_read_in_both_schemes(browser: Browser, folder: Path) -> None:
+    for name, path in (("index", folder / "index.html"), ("scenario", scenario(folder))):
+        page, seen = visit(browser, path)
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 900})
+            for scheme in SCHEMES:
+                page.emulate_media(color_scheme=scheme)
+                keep(page, f"{name}-{width}-{scheme}")
+        page.evaluate(OPEN_ALL)
+        assert page.evaluate(PAGE_WIDTH) <= WIDTHS[-1], "with all folds open"
+        assert seen.complaints == []  # axe itself asks for the style sheet, which no page lets it
+        page.evaluate(WITHOUT_SHADES)
+        assert faults(page) == []
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme)
+            contrasts = page.evaluate(CONTRASTS)
+            assert len(contrasts) > 15
+            assert contrasts[0][0] >= 4.5, (scheme, contrasts[:5])
         page.context.close()
