@@ -170,8 +170,9 @@ def _bars(item: Bars) -> str:
         lines += [f"  {visible(title)}"] if title else []
         lines += [f"  {_pad(visible(bar.label), labels)} {_drawn(bar)}{visible(bar.reading)}" for bar in bars]
     if item.ends:
-        lines.append(f"  from left to right: {item.ends[0]} to {item.ends[1]}")
-    lines.append("  " + "   ".join(f"{_SHADES.get(kind, '#')} {text}" for kind, text in item.legend))
+        lines.append(f"  from left to right: {visible(item.ends[0])} to {visible(item.ends[1])}")
+    legend = [f"{_SHADES.get(kind, '#')} {visible(told)}" for kind, told in item.legend]
+    lines += [f"  {'   '.join(legend)}"] if legend else []
     return "\n".join(lines)
 
 

@@ -418,13 +418,15 @@ def hostile(name: str) -> Verdict:
         ),
     )
     seam = SeamRow(step=1, node=name, op=name, reason=name, path=name, detail=name)
+    values = {**sides[1].values, "segments": 2, "seams": 1, "seam_nodes": 1}
+    cut = sides[1].model_copy(update={"seams": (seam,), "values": values})
     one = cell(
         cell=name,
         model=name,
         prompt=name,
         outcome="VIOLATION",
         exit_code=1,
-        arms=(sides[0], sides[1].model_copy(update={"seams": (seam,)})),
+        arms=(sides[0], cut),
         identity=(violation(left=name, right=name, note=name), identical(name, name, "self")),
         witnesses=(
             WitnessRow(expr=name, arm=name, holds=False, values={name: Missing(missing=name)}),
