@@ -28,6 +28,8 @@ DRAIN_S = 2.0
 MAX_LINE_BYTES = 64 << 20
 MAX_KEPT_BYTES = 128 << 20
 """All lines that are kept of one child; each costs several times its length as objects."""
+MAX_VALUES = 16_000_000
+"""Values in them: as an empty list each three bytes become seventy, and a third of a microsecond of the worker."""
 MAX_OUTPUT_BYTES = 16 << 20
 
 # argv: parent PID, control fd or -1, then the program. 1 is PR_SET_PDEATHSIG. The parent may have died before the call.
@@ -233,7 +235,7 @@ class _LineReader:
         self._end = end
         self._on_line = on_line
         self._rest = bytearray()
-        self._kept_bytes = 0
+        self._kept_bytes = self._kept_values = 0
         self._progress_at: int | None = None
 
     def feed(self, data: bytes) -> None:
@@ -258,17 +260,20 @@ class _LineReader:
     def _take(self, line: bytes) -> None:
         if self._end.bad_line is not None or not line.strip():
             return
+        values = sum(map(line.count, (b",", b"[", b"{")))
         try:
+            if self._kept_values + values > MAX_VALUES:
+                raise BadLine(f"the stream holds more than {MAX_VALUES} values")
             value = parse_line(line)
         except BadLine as bad:
             self._spoil(line, bad.reason, bad.rest)
             return
-        if not self._keep(value, len(line)):
+        if not self._keep(value, len(line), values):
             self._spoil(line, f"the stream holds more than {MAX_KEPT_BYTES} bytes")
             return
         self._on_line(value)
 
-    def _keep(self, value: dict[str, Any], length_bytes: int) -> bool:
+    def _keep(self, value: dict[str, Any], length_bytes: int, values: int) -> bool:
         """Keep a line if there is room; a progress line takes the place of the one before it."""
         if value["type"] == "progress" and length_bytes < 4096:
             if self._progress_at is not None:
@@ -276,6 +281,7 @@ class _LineReader:
             self._progress_at = len(self._end.lines)
         else:
             self._kept_bytes += length_bytes
+            self._kept_values += values
             if self._kept_bytes > MAX_KEPT_BYTES:
                 return False
         self._end.lines.append(value)

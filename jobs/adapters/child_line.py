@@ -1,8 +1,8 @@
 """One line of a child's result stream as a JSON object, strictly: what no store could keep is refused by its place.
 
-Python's own reader takes `NaN`, turns `1e400` into infinity, keeps integers of any length and half surrogate pairs, and
-gives up on deep nesting with RecursionError. Each of those would fail later, in the hands of somebody who cannot say
-which child wrote it; so it is a fault of the child's line, found here.
+Python's own reader takes `NaN`, turns `1e400` into infinity, keeps integers of any length and half surrogate pairs,
+guesses at other encodings than UTF-8, and gives up on deep nesting with RecursionError. Each of those would fail later,
+in the hands of somebody who cannot say which child wrote it; so it is a fault of the child's line, found here.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ class BadLine(Exception):
 def parse_line(line: bytes) -> dict[str, Any]:
     """The object of one line: `type` is text, numbers are finite and of 64 bits, text is storable. Raises BadLine."""
     try:
-        value = json.loads(line, object_pairs_hook=each_once)
+        value = json.loads(line.decode(), object_pairs_hook=each_once)
     except RecursionError:
         raise BadLine(f"nested deeper than {MAX_DEPTH} levels") from None
-    except ValueError as exc:  # also JSONDecodeError, UnicodeDecodeError, and integers too long to convert
+    except UnicodeDecodeError:
+        raise BadLine("not a JSON line: not UTF-8") from None
+    except ValueError as exc:  # also JSONDecodeError, a byte order mark, and integers too long to convert
         raise BadLine(str(exc) if isinstance(exc, _Twice) else "not a JSON line") from None
     if not isinstance(value, dict) or not isinstance(value.get("type"), str):
         raise BadLine("not a JSON object with a type")

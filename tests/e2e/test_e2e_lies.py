@@ -96,6 +96,10 @@ RESULT_AGAIN = '{"type": "result", "counters": {}}\n'
 GENERATION = '{"type": "generation", "index": %d, "warmup": false, "ids": [1], "stop_reason": "length"}\n'
 ERROR = '{"type": "error", "code": 0, "kind": "%s", "message": "all is well"}\n'
 
+HELLO = '{"type": "hello", "protocol": 1, "device": {"uuid": "SIM-host-0"}}\n'
+WHOLE = f'{{"type": "generation", "index": %d, "warmup": false, "ids": {SAME}, "stop_reason": "length"}}\n'
+CUT_OFF = WHOLE.replace('"length"', "null")
+
 TOLD = {
     "a wrong token at 7": ({"generation": {"ids": WRONG_AT_7}}, "VIOLATION", 1, "at index 7"),
     "one byte more": (
@@ -305,6 +309,77 @@ UNTOLD = {
         "stands twice",
     ),
     "a crash": ({"kill": 11}, "REGRESSED", 1, "signal 11"),
+    "an end that a host could have brought about": ({"kill": 9}, "INFRASTRUCTURE", 4, "signal 9"),
+    "ids as text": ({"generation": {"ids": list(map(str, SAME))}}, "REGRESSED", 1, "ids.0"),
+    "ids with a point": ({"generation": {"ids": list(map(float, SAME))}}, "REGRESSED", 1, "ids.0"),
+    "an id that is true": ({"generation": {"ids": [*SAME[:11], True]}}, "REGRESSED", 1, "ids.11"),
+    "no ids at all": ({"generation": {"ids": None}}, "REGRESSED", 1, "ids"),
+    "an index that is true": ({"generation": {"index": True}, "at": 1}, "REGRESSED", 1, "index"),
+    "an index below zero": ({"generation": {"index": -1}, "at": 0}, "MISSING", 3, "do not count from 0"),
+    "a protocol that is true": ({"hello": {"protocol": True}}, "REGRESSED", 1, "protocol"),
+    "a generation too many": (
+        {"lines": {"2": WHOLE % 2 + WHOLE % 3}, "counters": {"emitted_tokens": 36}},
+        "MISSING",
+        3,
+        "3 of 2 measured generations given",
+    ),
+    "a second sequence that nobody asked for": (
+        {"generation": {"further": [{"ids": SAME, "stop_reason": "length"}]}, "counters": {"emitted_tokens": 48}},
+        "MISSING",
+        3,
+        "2 of 1 sequences",
+    ),
+    "no stop at full length": ({"generation": {"stop_reason": None}}, "REGRESSED", 1, "stop_reason"),
+    "a stop that is null": ({"lines": {"1": CUT_OFF % 1}}, "SHORT", 1, "stop not declared"),
+    "a stop of its own": ({"generation": {"stop_reason": "done"}}, "REGRESSED", 1, "stop_reason"),
+    "a wrong token that calls itself a tie": (
+        {"generation": {"ids": WRONG_AT_7, "gaps": [0.0] * 12}},
+        "VIOLATION",
+        1,
+        "base's gap there is 1",
+    ),
+    "a count of 1e400": (
+        {"lines": {"result": '{"type": "result", "counters": {"htod_bytes": 1e400}}\n'}},
+        "REGRESSED",
+        1,
+        "htod_bytes is not finite",
+    ),
+    "a count as huge as goes": (
+        {"counters": dict.fromkeys(("htod_bytes", "device_htod_bytes", "bypassed_page_in_bytes"), 2**63 - 1)},
+        "REGRESSED",
+        1,
+        "htod_bytes rose by",
+    ),
+    "a member twice, once in disguise": (
+        {"lines": {"result": '{"type": "result", "counters": {"hits": 1, "h\\u0069ts": 2}}\n'}},
+        "REGRESSED",
+        1,
+        "'hits' stands twice",
+    ),
+    "two objects on a line": (
+        {"lines": {"end": '{"type": "progress"} {"type": "progress"}\n'}},
+        "REGRESSED",
+        1,
+        "not a JSON line",
+    ),
+    "a byte order mark": ({"lines": {"hello": "\u00ef\u00bb\u00bf" + HELLO}}, "REGRESSED", 1, "not a JSON line"),
+    "UTF-16, which a reader may guess": (
+        {"lines": {"hello": HELLO.strip().encode("utf-16-be").decode("latin-1") + "\n"}},
+        "REGRESSED",
+        1,
+        "not a JSON line",
+    ),
+    "a line that unfolds": ({"bomb": 9_000_000}, "REGRESSED", 1, "more than 16000000 values"),
+    "nesting without end": (
+        {"lines": {"end": '{"type": "x", "a": ' + "[" * 100_000 + "}\n"}},
+        "REGRESSED",
+        1,
+        "nested deeper than",
+    ),
+    "a refusal, and exit 0": ({"lines": {"result": ERROR % "refused"}}, "REGRESSED", 1, "refused: all is well"),
+    "a hello twice": ({"lines": {"0": HELLO}}, "REGRESSED", 1, "a second one"),
+    "less than no memory": ({"result": {"peak_rss_bytes": -1}}, "BROKEN_INVARIANT", 1, "peak_rss_bytes is -1"),
+    "the program of base is changed": ({"meddle": True}, "INFRASTRUCTURE", 4, "tree of arm base"),
 }
 
 
@@ -328,6 +403,12 @@ def test_what_base_does_too_proves_nothing_of_head(play: Play) -> None:
 
 def test_a_program_that_hangs_is_ended_and_named(play: Play) -> None:
     expect(play({"sleep_s": 60}, timeout_s=2), "REGRESSED", 1, "timeout: running: no end within 2 s")
+
+
+@pytest.mark.slow
+def test_a_result_after_the_end_of_its_time_counts_for_nothing(play: Play) -> None:
+    """It is told to end, gives the result of an honest run, and ends well."""
+    expect(play({"sleep_s": 60, "last_word": True}, timeout_s=2), "REGRESSED", 1, "timeout: running: no end within 2 s")
 
 
 def test_what_a_program_leaves_behind_is_ended_and_counts_for_nothing(play: Play) -> None:

@@ -3,12 +3,15 @@
 `lie.json` is an object: `hello`, `generation`, `result` (fields that replace or, being null, remove those of the line),
 `at` (the generation that is changed; all without it), `counters` (the same for the counters), `lines` (raw text in the
 place of a line, by "hello", "0", "1", ..., "result", or "end"), `swap` (generations in the other order), `exit`,
-`sleep_s`, `print` (bytes on standard output, hexadecimal), `fork` (leave a process behind), `write` (a file in its own
-tree), `kill` (a signal).
+`sleep_s`, `last_word` (SIGTERM ends its sleep alone, and it gives a result all the same), `meddle` (change other arms'
+trees), `bomb` (so many empty lists on a line), `print` (bytes on standard output, hexadecimal), `fork` (leave a process
+behind), `write` (a file in its own tree), `kill` (a signal).
 """
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -50,6 +53,10 @@ def changed(line: dict[str, Any], by: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in {**line, **by}.items() if value is not None}
 
 
+def woken(*_signal: Any) -> None:
+    raise InterruptedError
+
+
 def main() -> int:
     lie = json.loads(Path(__file__).with_name("lie.json").read_text())
     out = open(os.environ["ASSAY_RESULT"], "wb", buffering=0)  # noqa: PTH123, SIM115 - a pipe, held to the end
@@ -60,12 +67,20 @@ def main() -> int:
 
     if "write" in lie:
         Path(lie["write"]).write_text("what it says next time")
+    for other in Path.cwd().parents[1].glob("*/tree/harness.py") if "meddle" in lie else ():
+        if other.parent != Path.cwd():
+            other.write_text(other.read_text() + "\n")
+    if "last_word" in lie:
+        signal.signal(signal.SIGTERM, woken)
     if "fork" in lie:
         subprocess.Popen(["sleep", "300"], start_new_session=True)
     device = {"uuid": os.environ["ASSAY_CARD"], "name": "third-party", "driver": lie.get("driver", "1")}
     say("hello", changed({"type": "hello", "protocol": 1, "device": device}, lie.get("hello", {})))
     sys.stdout.buffer.write(bytes.fromhex(lie.get("print", "")))
-    time.sleep(lie.get("sleep_s", 0))
+    with contextlib.suppress(InterruptedError):
+        time.sleep(lie.get("sleep_s", 0))
+    if "bomb" in lie:
+        out.write(b'{"type": "progress", "a": [' + b"[]," * lie["bomb"] + b"[]]}\n")
     if "kill" in lie:
         os.kill(os.getpid(), lie["kill"])
     order = [*range(WARMUPS + GENERATIONS)]

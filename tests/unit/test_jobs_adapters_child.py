@@ -18,6 +18,7 @@ import pytest
 from jobs.adapters import child
 from jobs.adapters.capped_log import CappedLog
 from jobs.adapters.child import ChildEnd, ChildOrder, allowed_environment, run_child
+from jobs.adapters.child_line import BadLine, parse_line
 
 PRELUDE = (
     "import json, os, signal, subprocess, sys, time\n"
@@ -213,6 +214,24 @@ def test_a_stream_beyond_its_bound_is_a_fault_and_what_came_before_is_kept(
     assert end.bad_reason == "the stream holds more than 10000 bytes"
     assert len(end.lines) < 110
     assert end.lines[0]["type"] == "hello"
+
+
+@pytest.mark.parametrize("says", ["say(type='x', a=[[]] * 600)", "for i in range(60): say(type='x', a=[[]] * 9)"])
+def test_a_stream_that_unfolds_is_a_fault_before_it_is_unfolded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str
+) -> None:
+    """Few bytes can be many objects: in one line, or in all of them together."""
+    monkeypatch.setattr(child, "MAX_VALUES", 1000)
+    end = run(tmp_path, f"say(type='hello')\n{says}\nsay(type='result')")
+    assert end.bad_reason == "the stream holds more than 1000 values"
+    assert end.lines[0]["type"] == "hello" and len(end.lines) < 60
+    assert all(line["type"] != "result" for line in end.lines)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be", "utf-16-le", "utf-32-be"])
+def test_a_line_in_another_encoding_is_not_guessed_at(encoding: str) -> None:
+    with pytest.raises(BadLine, match="not a JSON line"):
+        parse_line('{"type": "hello"}'.encode(encoding))
 
 
 def test_a_line_beyond_its_bound_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
