@@ -170,9 +170,17 @@ class Store:
 
         None when there is none. `asks`: what a claimer says of itself beside these, see `leases.Claimer`.
         """
-        who = leases.Claimer(worker, lease_s, **asks)
-        # the time inside the transaction: a lease begins when its writer has got the lock, and not before it waited
-        return self._database.write(lambda c: leases.claim_block(c, sweep_id, who, self._now()))
+        who, taken = leases.Claimer(worker, lease_s, **asks), list[BlockClaim]()
+
+        def claim(connection: Connection) -> BlockClaim | None:
+            now = self._now()  # a lease begins when its writer has got the lock, and not before it waited
+            for found in taken:  # by a try whose connection went: it may have been committed before it went
+                if leases.stands(connection, found, worker, now):
+                    return found
+            taken[:] = filter(None, [leases.claim_block(connection, sweep_id, who, now)])
+            return taken[0] if taken else None
+
+        return self._database.write(claim)
 
     def heartbeat(self, block_id: str, fence: int, lease_s: float) -> datetime:
         """Prolong a lease; returns its new end. Conflict when it is gone."""

@@ -55,6 +55,12 @@ def claim_block(connection: Connection, sweep_id: str | None, who: Claimer, now:
     return None
 
 
+def stands(connection: Connection, claim: BlockClaim, worker: str, now: datetime) -> bool:
+    """Whether a claim was committed and is in force: nobody else can have raised the fence to just this one."""
+    own = (block.c.worker == worker) & (block.c.leased_until >= now)
+    return connection.execute(select(exists().where(_held(claim.block_id, claim.fence), own))).scalar_one()
+
+
 def _sweeps_in_turn(sweep_id: str | None, who: Claimer, now: datetime) -> Select[Any]:
     """Open sweeps with a block that `who` may have, first come first served within a priority."""
     if sweep_id is not None:
