@@ -84,6 +84,7 @@ class Store:
         self._database = Database(url)
         self._clock = clock
         self._ahead = timedelta(0)
+        self._asked = records.Asked()
 
     @classmethod
     def open(cls, url: str, clock: Callable[[], datetime], migrate: bool = True) -> Store:
@@ -254,7 +255,8 @@ class Store:
         A resend is a no-op; a differing resend is Conflict.
         """
         now = self._now()
-        self._database.write(lambda c: records.write_record(c, attempt_id, fence, record, state, reason, fault, now))
+        ended = (state, reason, fault)
+        self._database.write(lambda c: records.write_record(c, self._asked, attempt_id, fence, record, *ended, now))
 
     def finish_run(
         self, run_id: str, state: RunState = "exhausted", reason: str = "", *, fence: int | None = None

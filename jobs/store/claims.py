@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, exists, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, bindparam, exists, insert, select, update
 
 from jobs.errors import Conflict, StoreError, UnknownAttempt
 from jobs.lifecycle import ENDS, LIVE, Tried, advance, attempts_left
@@ -18,6 +18,32 @@ from jobs.model import AttemptState, Limits, RunState
 from jobs.store import events
 from jobs.store.rows import AttemptRef, new_id
 from jobs.tables import attempt, block, run, sweep
+
+# Statements of every run stand here once: to put one together takes longer than to have it carried out.
+_RUN = select(run).where(run.c.id == bindparam("of")).with_for_update()
+_LEASE = select(block.c.fence, block.c.worker).where(block.c.id == bindparam("of")).with_for_update()
+_ATTEMPT: Select[Any] = (
+    select(
+        attempt.c.id, attempt.c.run_id, attempt.c.sweep_id, attempt.c.number, attempt.c.fence,
+        attempt.c.state, attempt.c.worker, attempt.c.record_digest,
+    )
+    .where(attempt.c.id == bindparam("of"))
+    .with_for_update()
+)  # fmt: skip
+_ATTEMPTS = (
+    select(attempt.c.id, attempt.c.number, attempt.c.state, attempt.c.fault, attempt.c.fence, attempt.c.worker)
+    .where(attempt.c.run_id == bindparam("of"))
+    .order_by(attempt.c.number)
+)
+_OPEN = insert(attempt)
+_CHANGE = update(attempt).where(
+    attempt.c.id == bindparam("of"),
+    attempt.c.state == bindparam("expected"),
+    attempt.c.fence == bindparam("under"),
+    exists().where(run.c.id == attempt.c.run_id, block.c.id == run.c.block_id, block.c.fence == bindparam("under")),
+)
+_END_RUN = update(run).where(run.c.id == bindparam("of"), run.c.state == bindparam("expected"))
+_ONE_LEFT_LESS = update(block).where(block.c.id == bindparam("of")).values(runs_left=block.c.runs_left - 1)
 
 
 def open_attempt(connection: Connection, run_id: str, fence: int, worker: str, card: str, now: datetime) -> AttemptRef:
@@ -38,11 +64,11 @@ def _open(
     connection: Connection, run_id: str, fence: int, worker: str, card: str, now: datetime, path: tuple[str, ...]
 ) -> AttemptRef:
     """A new attempt that has gone through the states of `path`."""
-    found = _run(connection, run_id)
+    found = run_row(connection, run_id)
     if found.state != "pending":
         raise Conflict(f"run {run_id} is {found.state}", "claim a block again and take its pending runs")
     _require_fence(connection, found.block_id, fence)
-    earlier = connection.execute(select(attempt).where(attempt.c.run_id == run_id).order_by(attempt.c.number)).all()
+    earlier = connection.execute(_ATTEMPTS, {"of": run_id}).all()
     live = [row for row in earlier if row.state in LIVE]
     if live:
         if (live[0].state, live[0].fence, live[0].worker) == (path[-1], fence, worker):
@@ -52,7 +78,7 @@ def _open(
         raise Conflict(f"run {run_id} has no attempt left", "finish the run as exhausted")
     ref = AttemptRef(new_id("att", now), run_id, len(earlier) + 1)
     connection.execute(
-        insert(attempt),
+        _OPEN,
         {
             "id": ref.attempt_id,
             "run_id": run_id,
@@ -66,11 +92,7 @@ def _open(
             "opened_at": now,
         },
     )
-    for frm, to in zip(("", *path), path, strict=False):
-        said = "" if frm else card
-        events.log(
-            connection, found.sweep_id, ref.attempt_id, "attempt", now, frm=frm, target=to, worker=worker, message=said
-        )
+    events.log_moves(connection, found.sweep_id, ref.attempt_id, path, now, worker, card)
     return ref
 
 
@@ -93,10 +115,8 @@ def change(
     connection: Connection, found: Row[Any], fence: int, frm: str, values: dict[str, Any], now: datetime
 ) -> None:
     """The guarded update of an attempt: only from `frm`, and only while its block is held under `fence`."""
-    held = exists().where(run.c.id == attempt.c.run_id, block.c.id == run.c.block_id, block.c.fence == fence)
-    guard = (attempt.c.id == found.id) & (attempt.c.state == frm) & (attempt.c.fence == fence) & held
     closed = {"closed_at": now} if values["state"] in ENDS else {}
-    done = connection.execute(update(attempt).where(guard).values(**values, **closed))
+    done = connection.execute(_CHANGE, {"of": found.id, "expected": frm, "under": fence, **values, **closed})
     guarded(
         done.rowcount,
         f"attempt {found.id} is {found.state} under fence {found.fence}, not {frm} under fence {fence}"
@@ -112,7 +132,7 @@ def finish_run(
 
     Raises Conflict while an attempt is under way or when the fence is old, IllegalMove when the run is complete.
     """
-    found = _run(connection, run_id)
+    found = run_row(connection, run_id)
     if found.state == state:
         return
     if fence is not None:
@@ -127,16 +147,15 @@ def finish_run(
 def set_run(connection: Connection, found: Row[Any], state: RunState, reason: str, now: datetime) -> None:
     """The guarded update of a run's state."""
     advance(found.state, state, events.teller(connection, found.id))
-    guard = (run.c.id == found.id) & (run.c.state == found.state)
-    guarded(connection.execute(update(run).where(guard).values(state=state)).rowcount, f"run {found.id} moved")
-    mine = update(block).where(block.c.id == found.block_id)
-    connection.execute(mine.values(runs_left=block.c.runs_left - 1))
+    guard = {"of": found.id, "expected": found.state}
+    guarded(connection.execute(_END_RUN, {**guard, "state": state}).rowcount, f"run {found.id} moved")
+    connection.execute(_ONE_LEFT_LESS, {"of": found.block_id})
     events.log(connection, found.sweep_id, found.id, "run", now, frm=found.state, target=state, message=reason)
 
 
 def attempt_row(connection: Connection, attempt_id: str) -> Row[Any]:
     """An attempt's row, locked where the database locks rows. Raises UnknownAttempt when there is none."""
-    row = connection.execute(select(attempt).where(attempt.c.id == attempt_id).with_for_update()).one_or_none()
+    row = connection.execute(_ATTEMPT, {"of": attempt_id}).one_or_none()
     if row is None:
         raise UnknownAttempt(f"no attempt {attempt_id!r} in this store", "open it first")
     return row
@@ -186,14 +205,14 @@ def _has_attempts_left(connection: Connection, sweep_id: str, tries: Collection[
 
 
 def _require_fence(connection: Connection, block_id: str, fence: int) -> None:
-    held = select(block.c.fence, block.c.worker).where(block.c.id == block_id).with_for_update()
-    found = connection.execute(held).one()
+    found = connection.execute(_LEASE, {"of": block_id}).one()
     if found.fence != fence or found.worker is None:
         raise Conflict(f"block {block_id} is not held under fence {fence}", "claim it again")
 
 
-def _run(connection: Connection, run_id: str) -> Row[Any]:
-    row = connection.execute(select(run).where(run.c.id == run_id).with_for_update()).one_or_none()
+def run_row(connection: Connection, run_id: str) -> Row[Any]:
+    """A run's row, locked where the database locks rows. Raises StoreError when there is none."""
+    row = connection.execute(_RUN, {"of": run_id}).one_or_none()
     if row is None:
         raise StoreError(f"no run {run_id!r} in this store", "submit the sweep first")
     return row

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 
 from sqlalchemy import Connection, insert, select
@@ -10,6 +10,8 @@ from sqlalchemy import Connection, insert, select
 from jobs.lifecycle import Move
 from jobs.store.rows import Event
 from jobs.tables import event
+
+_APPEND = insert(event)
 
 
 def log(
@@ -26,7 +28,17 @@ def log(
 ) -> None:
     """Append one event."""
     row = {"sweep_id": sweep_id, "subject": subject, "kind": kind, "frm": frm, "target": target}
-    connection.execute(insert(event), {**row, "message": message, "worker": worker, "at": now})
+    connection.execute(_APPEND, {**row, "message": message, "worker": worker, "at": now})
+
+
+def log_moves(
+    connection: Connection, sweep_id: str, attempt_id: str, path: Sequence[str], now: datetime, worker: str, said: str
+) -> None:
+    """Append the moves of a new attempt through the states of `path`; the first says `said`."""
+    row = {"sweep_id": sweep_id, "subject": attempt_id, "kind": "attempt", "worker": worker, "at": now}
+    moves = zip(("", *path), path, strict=False)
+    rows = [{**row, "frm": frm, "target": to, "message": "" if frm else said} for frm, to in moves]
+    connection.execute(_APPEND, rows)
 
 
 def listed(connection: Connection, sweep_id: str, after: int, limit: int) -> tuple[Event, ...]:

@@ -90,7 +90,8 @@ def _claim_of(connection: Connection, sweep_id: str, who: Claimer, now: datetime
         .with_for_update(skip_locked=True, of=block)
     )
     while (found := connection.execute(candidates).one_or_none()) is not None:
-        claims.end_live(connection, block.c.id == found.id, "lost", f"the lease of {found.worker} ended", now)
+        if found.worker is not None:  # of a block that was given back or taken away all has ended
+            claims.end_live(connection, block.c.id == found.id, "lost", f"the lease of {found.worker} ended", now)
         fence, until = found.fence + 1, now + timedelta(seconds=who.lease_s)
         mine = update(block).where(block.c.id == found.id, block.c.fence == found.fence)
         held = {"worker": who.worker, "leased_until": until, "card": who.card or found.card, "waits": None}
