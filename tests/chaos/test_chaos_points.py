@@ -6,6 +6,8 @@ does to `assay run` in `test_chaos_run.py`.
 
 from __future__ import annotations
 
+import importlib
+import operator
 import os
 import random
 import shutil
@@ -180,3 +182,10 @@ def test_the_record_lists_every_point_and_there_are_enough(checkout: Path) -> No
     listed = [line for line in (checkout / "docs/results/chaos.md").read_text().splitlines() if line.startswith("| ")]
     assert listed[1:] == table()
     assert len({(point.process, point.name) for point in (*DISPATCHER, *CHILD, *WORKER, *NODE)}) >= 25
+
+
+@pytest.mark.parametrize("point", [point for point in (*DISPATCHER, *WORKER) if point.call], ids=str)
+def test_every_point_is_a_function_of_the_product(point: Point) -> None:
+    """A point whose function has another name by now would be met by nobody, and by the slow tests only be found out."""
+    module, _, name = point.call.partition(":")
+    assert callable(operator.attrgetter(name)(importlib.import_module(module)))

@@ -17,7 +17,7 @@ pytest_plugins = ("tests.unit.jobs_store_cases",)
 
 
 def test_a_run_takes_few_statements_and_reads_no_manifest_again(store: Store) -> None:
-    """From its start to its end; the first of an arm asks what it was asked to be, the first of all makes its series."""
+    """The first of an arm asks what it was asked to be; the first of all makes its series."""
     claim = claimed(store, submitted(store))
     told: list[str] = []
 
