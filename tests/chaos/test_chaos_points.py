@@ -186,6 +186,6 @@ def test_the_record_lists_every_point_and_there_are_enough(checkout: Path) -> No
 
 @pytest.mark.parametrize("point", [point for point in (*DISPATCHER, *WORKER) if point.call], ids=str)
 def test_every_point_is_a_function_of_the_product(point: Point) -> None:
-    """A point whose function has another name by now would be met by nobody, and by the slow tests only be found out."""
+    """One that was renamed would be met by nobody, and found out by the slow tests only."""
     module, _, name = point.call.partition(":")
     assert callable(operator.attrgetter(name)(importlib.import_module(module)))
