@@ -1,4 +1,4 @@
-"""The workflows of docs/ci.md and action.yml: commands that the command line takes, and no token where code is run."""
+"""The workflows of docs/ci.md and examples/ci, and action.yml: commands that the command line takes, and no token where code is run."""
 
 from __future__ import annotations
 
@@ -26,8 +26,10 @@ def documents(checkout: Path) -> dict[str, dict[Any, Any]]:
     """The workflows by name, and the action."""
     fenced = blocks((checkout / "docs/ci.md").read_text(encoding="utf-8"))
     found = [yaml.safe_load("\n".join(block.lines)) for block in fenced if block.language == "yaml"]
+    example = yaml.safe_load((checkout / "examples/ci/.github/workflows/gate.yml").read_text(encoding="utf-8"))
     return {f"{index} {one['name']}": one for index, one in enumerate(found)} | {
-        "action": yaml.safe_load((checkout / "action.yml").read_text(encoding="utf-8"))
+        "example": example,
+        "action": yaml.safe_load((checkout / "action.yml").read_text(encoding="utf-8")),
     }
 
 
@@ -54,7 +56,7 @@ def commands(script: str) -> list[list[str]]:
 def test_there_are_three_ways_and_the_first_is_one_box(jobs: dict[str, Any]) -> None:
     assert list(jobs) == [
         "0 gate/gate", "1 gate/gate", "2 close what is due/close", "3 gate for a fork/measure",
-        "3 gate for a fork/post", "action/action",
+        "3 gate for a fork/post", "example/gate", "action/action",
     ]  # fmt: skip
 
 
