@@ -1,4 +1,4 @@
-"""Every command that the README, CONTRIBUTING and docs/ show is run: blocks fenced as ```sh, in a copy of the checkout.
+"""Every command that the README, CONTRIBUTING, docs/ and examples/ show is run: blocks fenced as ```sh, in a copy of the checkout.
 
 One copy serves all blocks of a file in their order, so a later one may use what an earlier one left. A command whose
 exit code is not 0 says so in a trailing comment, `# exit 1`. `make` targets are looked up in the Makefile and not run,
@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+DOCUMENTS += [*sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("**/*.md"))]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,})(?P<language>[^\s`]*)[^`]*$")
 EXPECTED_EXIT = re.compile(r"\s+# exit (\d+)$")
