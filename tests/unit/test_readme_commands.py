@@ -1,4 +1,4 @@
-"""Every command that the README, CONTRIBUTING, docs/ and examples/ show is run: blocks fenced as ```sh, in a copy of the checkout.
+"""Every command that README, CONTRIBUTING, docs/ and examples/ show is run: blocks fenced as ```sh, in a copy of the tree.
 
 One copy serves all blocks of a file in their order, so a later one may use what an earlier one left. A command whose
 exit code is not 0 says so in a trailing comment, `# exit 1`. `make` targets are looked up in the Makefile and not run,
@@ -147,14 +147,18 @@ def test_the_readme_shows_the_two_commands() -> None:
     assert {"make sweep", "make test"} <= set(shown)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix().removeprefix("docs/")
+)
 def test_no_command_hides_in_another_fence(document: Path) -> None:
     hiding = [block.line for block in blocks(document.read_text("utf-8")) if block.language in SHELLS_THAT_WOULD_ESCAPE]
     assert hiding == [], "fence commands as ```sh, which is run, or ```text, which is read"
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix().removeprefix("docs/")
+)
 def test_documented_commands_run(document: Path, tmp_path: Path) -> None:
     copy = tmp_path / "checkout"
     copy_checkout(ROOT, copy)
