@@ -1,4 +1,4 @@
-"""Every command that README, CONTRIBUTING, docs/ and examples/ show is run: blocks fenced as ```sh, in a copy of the tree.
+"""Every command that README, CONTRIBUTING, docs/ and examples/ show is run: blocks fenced as ```sh, in a copy of all.
 
 One copy serves all blocks of a file in their order, so a later one may use what an earlier one left. A command whose
 exit code is not 0 says so in a trailing comment, `# exit 1`. `make` targets are looked up in the Makefile and not run,
