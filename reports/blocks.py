@@ -162,7 +162,8 @@ class Bar:
 class Bars:
     """A picture of parts: groups of bars on one scale, with a legend of (kind, words).
 
-    `bands` stand behind every bar, `ends` are words at the two ends of the scale, and `wide` labels are long.
+    `bands` stand behind every bar, `ends` are words at the two ends of the scale, and `wide` labels are long. `hint`
+    says how the drawing reads, where it is drawn.
     """
 
     title: str
@@ -171,6 +172,7 @@ class Bars:
     bands: tuple[Slice, ...] = ()
     ends: tuple[str, str] | None = None
     wide: bool = False
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)

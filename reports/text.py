@@ -169,7 +169,7 @@ def _bars(item: Bars) -> str:
     for title, bars in item.groups:
         lines += [f"  {visible(title)}"] if title else []
         lines += [f"  {_pad(visible(bar.label), labels)} {_drawn(bar)}{visible(bar.reading)}" for bar in bars]
-    if item.ends:
+    if item.ends and any(bar.slices for _, bars in item.groups for bar in bars):
         lines.append(f"  from left to right: {visible(item.ends[0])} to {visible(item.ends[1])}")
     legend = [f"{_SHADES.get(kind, '#')} {visible(told)}" for kind, told in item.legend]
     lines += [f"  {'   '.join(legend)}"] if legend else []

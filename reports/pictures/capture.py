@@ -70,11 +70,10 @@ def build(arms: Iterable[ArmView]) -> list[Block]:
     reasons = dict.fromkeys(seam.reason for one in maps for seam in one.seams)
     causes = tuple((f"seam-{_kind(reason)}", f"{reason}: {_said(reason)}") for reason in reasons)
     covers = plural(math.ceil(longest * _MARK / 1000), "plan step")
-    title = f"One decode step, from its first plan step to its last. A mark is at least {covers} wide."
-    return [
-        Bars(title, groups, (("captured", "in a graph"), *causes), ends=("first plan step", "last"), wide=True),
-        *said,
-    ]
+    hint = f"From its first plan step to its last; a mark is at least {covers} wide."
+    legend = (("captured", "in a graph"), *causes)
+    picture = Bars("One decode step", groups, legend, ends=("first plan step", "last"), wide=True, hint=hint)
+    return [picture, *said]
 
 
 def _map(arm: ArmView) -> _Map | str:

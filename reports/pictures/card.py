@@ -34,9 +34,8 @@ def build(proof: Certificate, along: Timeline) -> Bars:
     lines = [_line(name, label, along, whole_ms) for name, label in _SERIES.items()]
     events = [_event(bit, name, along, whole_ms) for bit, name in CLOCK_EVENTS.items() if _has(along, bit)]
     other = _unnamed(along, whole_ms)
-    marked = "; the shade is the timed region" if timed else ""
     return Bars(
-        f"Seconds since the watch began{marked}. Lines rise from 0.",
+        "Seconds since the watch began",
         (
             ("", (run, *lines)),
             ("Clock events and foreign work", (*events, *other, *_standing(proof.intervals, whole_ms))),
@@ -45,6 +44,7 @@ def build(proof: Certificate, along: Timeline) -> Bars:
         bands=tuple(_slice("timed", "timed region", span, whole_ms) for span in timed),
         ends=("0 s", f"{_s(whole_ms)} s"),
         wide=True,
+        hint="The shade is the timed region; lines rise from 0." if timed else "Lines rise from 0.",
     )
 
 

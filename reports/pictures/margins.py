@@ -23,9 +23,10 @@ def build(sides: Sequence[tuple[str, Sequence[float]]], length: int, first_diffe
     if first_difference is not None:
         start = min(round(1000 * first_difference / (length - 1)), 1000 - _MARK)
         mark = (Slice("mark", "first difference", integer(first_difference), start, _MARK),)
-        said = f"; the mark is the first difference, at {integer(first_difference)}"
-    title = f"Top-2 gap by position, in logits, lines rise from 0{said}"
-    return [Bars(title, (("", bars),), (), bands=mark, ends=("position 0", f"position {integer(length - 1)}"))]
+        said = f" The mark is the first difference, at {integer(first_difference)}."
+    ends = ("position 0", f"position {integer(length - 1)}")
+    hint = f"Lines rise from 0.{said}"
+    return [Bars("Top-2 gap by position, in logits", (("", bars),), (), bands=mark, ends=ends, hint=hint)]
 
 
 def _told(gaps: Sequence[float]) -> str:
