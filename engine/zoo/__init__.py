@@ -180,8 +180,8 @@ MODELS: Mapping[str, Builder] = MappingProxyType(
                 ("qwen2.5-14b-zp", "48 layers, packed zero points", 9_656_000_000),
                 ("llama-3.2-1b", "16 layers, tied table", 712_000_000),
                 ("35b-a3b", "40 layers, 30 of them gated delta, 256 experts in each", 20_365_000_000),
-                ("qwen2-small", "4 layers, tied table", 2_050_000),
-                ("qwen2-small-zp", "4 layers, packed zero points", 2_620_000),
+                ("qwen2-small", "4 layers, tied table", 2_490_000),
+                ("qwen2-small-zp", "4 layers, packed zero points", 4_640_000),
                 ("hybrid-small", "8 layers, 6 of them gated delta, 16 experts in each", 3_060_000),
             )
         },

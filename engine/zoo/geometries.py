@@ -193,7 +193,7 @@ GEOMETRIES: Mapping[str, Form] = MappingProxyType(
 )
 """Sizes of the models of these names; rotary tables are plain, without any scaling of long contexts."""
 
-_SMALL = replace(_qwen2(4, 256, 4, 2, 64, 512, 1024, tied=True), context=4096)
+_SMALL = replace(_qwen2(4, 256, 4, 2, 64, 512, 4096, tied=True), context=4096)
 SMALL: Mapping[str, Form] = MappingProxyType(
     {
         "qwen2-small": Form("qwen2", _SMALL),
