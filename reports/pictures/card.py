@@ -167,14 +167,15 @@ def _stretches(along: Timeline, bits: int) -> list[Span]:
 
 
 def _standing(intervals: Iterable[Interval], whole_ms: int) -> list[Bar]:
-    """What stood on the card and was not the run's own, a bar a thing, in the order it came."""
-    things: dict[str, list[Span]] = {}
+    """What stood on the card or against it and was not the run's own, a bar a thing, in the order it came."""
+    things: dict[tuple[str, str], list[Span]] = {}
     for one in intervals:
-        things.setdefault(one.what, []).append((round(1000 * one.start_s), round(1000 * one.end_s)))
+        kind = "slowed" if one.pid is None else "foreign"
+        things.setdefault((kind, one.what), []).append((round(1000 * one.start_s), round(1000 * one.end_s)))
     if not things:
         return [Bar("Foreign work", (), "none seen")]
     shown = list(things.items())[:MOST_STANDING]
-    bars = [_spans_bar(what, "foreign", spans, whole_ms) for what, spans in shown]
+    bars = [_spans_bar(what, kind, spans, whole_ms) for (kind, what), spans in shown]
     left = len(things) - len(shown)
     return [*bars, *([Bar("More", (), f"{plural(left, 'thing')} more stood there")] if left else [])]
 
@@ -182,7 +183,21 @@ def _standing(intervals: Iterable[Interval], whole_ms: int) -> list[Bar]:
 def _spans_bar(label: str, kind: str, spans: Sequence[Span], whole_ms: int) -> Bar:
     told = [f"{_s(start)} to {_s(end)} s" if start != end else f"at {_s(start)} s" for start, end in spans[:4]]
     more = f" and {integer(len(spans) - 4)} more" if len(spans) > 4 else ""
-    return Bar(label, tuple(_slice(kind, label, span, whole_ms) for span in spans), ", ".join(told) + more)
+    return Bar(label, _marks(kind, label, spans, whole_ms), ", ".join(told) + more)
+
+
+def _marks(kind: str, label: str, spans: Sequence[Span], whole_ms: int) -> tuple[Slice, ...]:
+    """Stretches at their places; those that touch on the scale are one mark, so their number is bounded."""
+    marks: list[Slice] = []
+    for span in spans:
+        found = _slice(kind, label, span, whole_ms)
+        before = marks[-1] if marks else None
+        if before is None or found.start > before.start + before.width:
+            marks.append(found)
+        else:
+            width = max(before.width, found.start + found.width - before.start)
+            marks[-1] = Slice(kind, label, "several stretches", before.start, width)
+    return tuple(marks)
 
 
 def _slice(kind: str, label: str, span: Span, whole_ms: int) -> Slice:

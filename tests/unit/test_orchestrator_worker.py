@@ -22,6 +22,7 @@ from orchestrator.choose import simulated_cards
 from orchestrator.outcome import RunOutcome, Spool
 from orchestrator.scripted import ScriptedProbe
 from orchestrator.worker import GpuWorker, WorkerSettings, WorkOrder
+from reports.pictures import card
 
 FAKE = Path(__file__).parents[1] / "fakes" / "engine_main.py"
 (CARD,) = simulated_cards("test", 1)
@@ -179,6 +180,14 @@ def test_a_throttled_run_counts_and_its_certificate_warns(bench: Bench) -> None:
     assert outcome.record is not None
     assert outcome.record.certificate is not None
     assert outcome.record.certificate.verdict == "throttled"
+    along = timeline.read(outcome.record.certificate.during)
+    assert along is not None and along.timed_ms is not None
+    slowed = {bool(bits) for bits in along.series["throttle_bits"]}
+    assert slowed == {False, True}, "it says when, not only that"
+    drawn = card.build(outcome.record.certificate, along)
+    events = {bar.label: bar.reading for _, bars in drawn.groups for bar in bars}
+    assert "hardware thermal slowdown, slowed" in events
+    assert "clocks slowed: hardware thermal slowdown" in events
 
 
 def test_a_failing_child_on_a_clear_card_is_failed_with_its_record(bench: Bench) -> None:

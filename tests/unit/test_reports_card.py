@@ -77,6 +77,8 @@ def test_foreign_work_stands_where_it_stood_and_past_the_last_sample_too() -> No
     (part,) = bars["process 4242"].slices
     assert (part.kind, part.start, part.width) == ("foreign", 625, 375)  # 2.5 s to 4 s of 4 s
     assert bars["process 4242"].reading == "2.5 to 4 s"
+    slowed = picture(0, intervals=(Interval(start_s=1.0, end_s=1.4, what="clocks slowed: power brake"),))
+    assert slowed["clocks slowed: power brake"].slices[0].kind == "slowed", "no process"
     assert picture(0)["Foreign work"].reading == "none seen"
     many = tuple(Interval(start_s=1.0, end_s=1.0, what=f"process {pid}", pid=pid) for pid in range(40))
     bars = picture(0, intervals=many)
@@ -84,6 +86,14 @@ def test_foreign_work_stands_where_it_stood_and_past_the_last_sample_too() -> No
     assert bars["More"].reading == "28 things more stood there"
     assert bars["process 0"].reading == "at 1 s"
     assert bars["process 0"].slices[0].width > 0, "one sample is seen too"
+
+
+def test_what_comes_and_goes_ten_thousand_times_is_some_marks_and_a_count() -> None:
+    flapping = tuple(Interval(start_s=i / 5, end_s=i / 5, what="process 7", pid=7) for i in range(10_000))
+    bar = picture(0, intervals=flapping)["process 7"]
+    assert len(bar.slices) <= 334
+    assert (bar.slices[0].start, bar.slices[-1].start + bar.slices[-1].width) == (0, 1000)
+    assert bar.reading == "at 0 s, at 0.2 s, at 0.4 s, at 0.6 s and 9,996 more"
 
 
 def test_the_longest_run_gives_a_bounded_picture() -> None:
