@@ -35,22 +35,49 @@ _METRIC_RANK: Final = {
 }
 _TIME_RANK: Final = {"WORSE": 4, "BETTER": 9}
 _NEUTRAL: Final = 10
+_METRIC_STATES: Final = {klass: State(word, tone) for klass, (word, tone) in METRICS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One row that moved. `rank` then `size` (relative change) then place give the order."""
+    """One row that moved. `rank` then `size` (relative change) then place give the order.
+
+    Its figures are put into words when asked for: of the rows of a large sweep a report shows few.
+    """
 
     rank: int
     size: float
     cell: str
     subject: str
     state: State
-    base: str
-    head: str
-    change: str
+    left: Reading | str
+    right: Reading | str
+    unit: str = ""  # of both, where they are readings
+    told: str = ""  # of the change, where it is not their difference
     run_ids: tuple[str, ...] = ()
-    anchor: str = ""  # of what stands behind it, on its cell's page
+    metric: str = ""  # which is read on its cell's page
+
+    @property
+    def base(self) -> str:
+        """Base's side in words."""
+        return self.left if isinstance(self.left, str) else show(self.left, self.unit)
+
+    @property
+    def head(self) -> str:
+        """The side of what is under test, in words."""
+        return self.right if isinstance(self.right, str) else show(self.right, self.unit)
+
+    @property
+    def change(self) -> str:
+        """What moved, in words."""
+        if self.told or isinstance(self.left, str) or isinstance(self.right, str):
+            return self.told
+        return change(self.left, self.right, self.unit)
+
+    @property
+    def anchor(self) -> str:
+        """Of what stands behind it, on its cell's page; empty where nothing does."""
+        return anchor_of(self.metric) if self.metric else "tokens" if self.rank == 0 else ""
 
     @property
     def is_worse(self) -> bool:
@@ -63,15 +90,19 @@ class Ranked:
         return self.rank >= _NEUTRAL
 
 
-def rank(verdict: Verdict) -> tuple[Ranked, ...]:
-    """Every moved row of the verdict, worst first; equal rows keep the verdict's order."""
+def rank(verdict: Verdict, *, usual: bool = True) -> tuple[Ranked, ...]:
+    """Every moved row of the verdict, worst first; equal rows keep the verdict's order.
+
+    Without `usual` those are left out that are only a neutral counter that moved, which are most.
+    """
+    moved = _moved if usual else _tells
     rows: list[Ranked] = []
     waived = {(finding.cell, finding.metric) for finding in verdict.findings if finding.was}
     for cell in verdict.cells:
         rows += [_identity(cell, row) for row in cell.identity if row.klass != "IDENTICAL"]
         rows += [_witness(cell, row) for row in cell.witnesses if not row.holds]
         rows += [_invariant(cell, row) for row in cell.invariants if not row.holds]
-        rows += [_metric(cell, row, (cell.cell, row.metric) in waived) for row in cell.exact if _moved(row)]
+        rows += [_metric(cell, row, (cell.cell, row.metric) in waived) for row in cell.exact if moved(row)]
         rows += [_time(cell, row) for row in cell.time if row.klass in _TIME_RANK]
     return tuple(sorted(rows, key=lambda row: (row.rank, -row.size)))
 
@@ -83,6 +114,8 @@ def is_of_variants(cell: CellVerdict) -> bool:
 
 def _subject(cell: CellVerdict, row: MetricRow | TimeRow) -> str:
     """The metric; of several arms under test, whose it is too."""
+    if not row.note.startswith(about("")):
+        return row.metric
     tested = tested_arms(cell.arms)
     whose = [arm.arm for arm in tested if row.note == about(arm.arm) or row.note.startswith(f"{about(arm.arm)}; ")]
     return f"{row.metric} of {max(whose, key=len)}" if whose and len(tested) > 1 else row.metric
@@ -92,34 +125,35 @@ def _moved(row: MetricRow) -> bool:
     return row.klass != "same" and not (row.klass == "neutral" and row.base == row.head)
 
 
+def _tells(row: MetricRow) -> bool:
+    return row.klass not in ("same", "neutral") and (row.gating or row.klass != "not_recorded")
+
+
 def _identity(cell: CellVerdict, row: IdentityRow) -> Ranked:
     word, tone = IDENTITIES[row.klass]
     shown = divergence.build(row)
     where = "" if row.first_difference is None else f"from index {row.first_difference}"
     left = f"{row.left}: {row.left_length} ids, {row.left_stop or 'cut off'}"
     right = f"{row.right}: {row.right_length} ids, {row.right_stop or 'cut off'}"
-    return Ranked(
-        0, 0.0, cell.cell, "tokens", State(word, tone), left, right, where or shown.sentence, row.run_ids, "tokens"
-    )
+    told = where or shown.sentence
+    return Ranked(0, 0.0, cell.cell, "tokens", State(word, tone), left, right, told=told, run_ids=row.run_ids)
 
 
 def _witness(cell: CellVerdict, row: WitnessRow) -> Ranked:
     values = ", ".join(f"{name}={_reading(value)}" for name, value in row.values.items())
     sides = ("—", values) if row.arm != "base" else (values, "—")
-    return Ranked(2, 0.0, cell.cell, f"witness {row.expr}", State("not met", "warn"), *sides, f"arm {row.arm}")
+    return Ranked(2, 0.0, cell.cell, f"witness {row.expr}", State("not met", "warn"), *sides, told=f"arm {row.arm}")
 
 
 def _invariant(cell: CellVerdict, row: InvariantRow) -> Ranked:
     worst = row.worst
     values = "" if worst is None else f"{number(worst.lhs)} {worst.relation} {number(worst.rhs)} is false"
     sides = ("—", values) if row.arm != "base" else (values, "—")
-    return Ranked(2, 0.0, cell.cell, f"invariant {row.name}", State("broken", "bad"), *sides, f"arm {row.arm}")
+    return Ranked(2, 0.0, cell.cell, f"invariant {row.name}", State("broken", "bad"), *sides, told=f"arm {row.arm}")
 
 
 def _metric(cell: CellVerdict, row: MetricRow, waived: bool) -> Ranked:
-    word, tone = METRICS[row.klass]
-    word, tone = (f"{word}, waived", "warn") if waived else (word, tone)
-    unit = shown_unit(row.metric, row.unit)
+    state = State(f"{METRICS[row.klass][0]}, waived", "warn") if waived else _METRIC_STATES[row.klass]
     rank_ = _METRIC_RANK.get(row.klass, _NEUTRAL)
     if row.klass == "regressed" and not row.gating:
         rank_ += 1
@@ -130,12 +164,12 @@ def _metric(cell: CellVerdict, row: MetricRow, waived: bool) -> Ranked:
         _size(row.base, row.head),
         cell.cell,
         _subject(cell, row),
-        State(word, tone),
-        show(row.base, unit),
-        show(row.head, unit),
-        change(row.base, row.head, unit),
-        row.run_ids,
-        anchor_of(row.metric),
+        state,
+        row.base,
+        row.head,
+        shown_unit(row.metric, row.unit),
+        run_ids=row.run_ids,
+        metric=row.metric,
     )
 
 
@@ -147,11 +181,12 @@ def _time(cell: CellVerdict, row: TimeRow) -> Ranked:
         cell.cell,
         _subject(cell, row),
         State(word, tone),
-        show(row.base_median, row.unit),
-        show(row.head_median, row.unit),
+        row.base_median,
+        row.head_median,
+        row.unit,
         f"{show(row.ratio, 'x')}, mean of blocks",
         row.run_ids,
-        anchor_of(row.metric),
+        row.metric,
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from jobs import collector
 from jobs.verdict import ArmView, CellVerdict, Finding, Verdict, tested_arms
 from reports import divergence, ranking, traffic
 from reports.blocks import Tone
@@ -130,7 +131,23 @@ class SweepView:
     @cached_property
     def ranked(self) -> tuple[ranking.Ranked, ...]:
         """Moved rows, worst first."""
-        return ranking.rank(self.verdict)
+        with collector.paused():
+            return ranking.rank(self.verdict)
+
+    @cached_property
+    def worse(self) -> tuple[ranking.Ranked, ...]:
+        """Of the moved rows, those that are worse or leave something unknown."""
+        return tuple(row for row in self._telling if row.is_worse)
+
+    @cached_property
+    def others(self) -> tuple[ranking.Ranked, ...]:
+        """Those that are better, or moved as declared."""
+        return tuple(row for row in self._telling if not row.is_worse and not row.is_usual)
+
+    @cached_property
+    def _telling(self) -> tuple[ranking.Ranked, ...]:
+        with collector.paused():
+            return ranking.rank(self.verdict, usual=False)
 
     @cached_property
     def run_ids(self) -> tuple[str, ...]:

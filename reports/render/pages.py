@@ -111,7 +111,7 @@ def shown_first(view: SweepView) -> list[str]:
     """All cells by name: those that the page of the sweep names, then the others, worst first."""
     named = [cell.cell for cell in view.cells[:_FIRST_ROWS]]
     named += [finding.cell for finding in view.verdict.findings[:_FIRST_ROWS] if finding.cell]
-    worse = [row.cell for row in view.ranked if row.is_worse]
+    worse = [row.cell for row in view.worse]
     named += (worse or [row.cell for row in view.ranked])[:_FIRST_ROWS]
     everything = {cell.cell: None for cell in view.cells}
     return list(dict.fromkeys([*(name for name in named if name in everything), *everything]))

@@ -191,25 +191,18 @@ def _is_said(view: SweepView) -> bool:
 
 def _rows(view: SweepView, scope: Scope) -> list[Block]:
     """Rows that are worse are shown; the others that moved are shown when nothing is worse, else only counted."""
-    worse = [row for row in view.ranked if row.is_worse]
-    others = _others(view)
-    if not worse:
-        return [_ranked("Rows that moved", others, view, scope)] if others else []
-    return [_ranked("Rows that are worse or unknown", worse, view, scope)]
-
-
-def _others(view: SweepView) -> list[Ranked]:
-    return [row for row in view.ranked if not row.is_worse and not row.is_usual]
+    if view.worse:
+        return [_ranked("Rows that are worse or unknown", view.worse, view, scope)]
+    return [_ranked("Rows that moved", view.others, view, scope)] if view.others else []
 
 
 def _folded(view: SweepView, scope: Scope) -> tuple[Details, ...]:
     """The rows that are better or moved as declared, folded, where worse ones have taken the open table."""
-    others = _others(view)
-    if not others or not any(row.is_worse for row in view.ranked):
+    if not view.others or not view.worse:
         return ()
     deep = Scope(scope.cells, scope.deep, scope.deep, scope.left_out)
-    title = plural(len(others), "other row that moved", "other rows that moved")
-    return (Details(words(title), (_ranked("Better, or as declared", others, view, deep),)),)
+    title = plural(len(view.others), "other row that moved", "other rows that moved")
+    return (Details(words(title), (_ranked("Better, or as declared", view.others, view, deep),)),)
 
 
 def _ranked(caption: str, telling: Sequence[Ranked], view: SweepView, scope: Scope) -> Table:
