@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from jobs.goldens import newest
 from jobs.identity import CONTEXT
 from jobs.model import CellInput, JudgeInput, RunRecord, SequenceTokens
 from jobs.near_tie import Adjudication, ForcedPosition, band_of
+from jobs.reviewed import Golden
 from jobs.verdict import IdentityRow
 from reports import divergence
 from reports.blocks import Block, Column, Details, Heading, Inlines, Paragraph, Section, State, Strong, Table, words
@@ -49,10 +51,11 @@ class _Pair:
 def build(doc: JudgeInput, cell: CellInput, identity: Sequence[IdentityRow]) -> Section:
     """The comparisons that differ, in full; where none does, base and head with how clear each choice was."""
     records = {run.run_id: run.record for run in cell.runs if run.record is not None}
-    rows = [row for row in identity if row.what != "golden" and row.klass != "MISSING"]
+    rows = [row for row in identity if row.klass != "MISSING"]
+    golden = newest(doc.manifest.reviewed.goldens).get(cell.plan.cell)
     unequal = [row for row in rows if row.first_difference is not None]
     chosen = unequal or [row for row in rows if row.what == "pair"][:1]
-    pairs = [pair for row in chosen if (pair := _pair(row, records)) is not None]
+    pairs = [pair for row in chosen if (pair := _pair(row, records, golden)) is not None]
     blocks: list[Block] = []
     folds: list[Details] = []
     for pair in pairs[:MOST_DIFFERENCES]:
@@ -63,6 +66,7 @@ def build(doc: JudgeInput, cell: CellInput, identity: Sequence[IdentityRow]) -> 
     left = len(pairs) - MOST_DIFFERENCES
     if left > 0:
         blocks.append(Paragraph(words(f"{plural(left, 'more comparison')} that differs, listed under Token identity.")))
+    blocks += _locks(doc, cell)
     return Section("diff", "Token diff", _summary(pairs, rows), tuple(blocks), tuple(folds))
 
 
@@ -77,28 +81,33 @@ def _summary(pairs: Sequence[_Pair], rows: Sequence[IdentityRow]) -> Inlines:
 # ---- which lists -------------------------------------------------------------------------------------------------
 
 
-def _pair(row: IdentityRow, records: dict[str, RunRecord]) -> _Pair | None:
+def _pair(row: IdentityRow, records: dict[str, RunRecord], golden: Golden | None) -> _Pair | None:
     """The lists of a row, found by its runs, its place and what it says of them; None where they are not there."""
     runs = [records[run_id] for run_id in row.run_ids if run_id in records]
-    if not runs:
-        return None
-    left = _list(row, runs, row.left_length, row.left_context, other=None)
-    right = _list(row, reversed(runs), row.right_length, row.right_context, other=left)
+    first = _candidates(row, runs) if row.what != "golden" else _blessed(golden) if golden else ()
+    left = _list(row, first, row.left_length, row.left_context, other=None)
+    right = _list(row, _candidates(row, reversed(runs)), row.right_length, row.right_context, other=left)
     return None if left is None or right is None else _Pair(divergence.build(row), left, right)
 
 
 def _list(
     row: IdentityRow,
-    runs: Iterable[RunRecord],
+    lists: Iterable[SequenceTokens],
     length: int,
     context: tuple[int, ...],
     other: SequenceTokens | None,
 ) -> SequenceTokens | None:
     start = max(0, (row.first_difference or 0) - CONTEXT)
-    for tokens in _candidates(row, runs):
+    for tokens in lists:
         if len(tokens.ids) == length and tokens.ids[start : start + len(context)] == context and tokens is not other:
             return tokens
     return None
+
+
+def _blessed(golden: Golden) -> Iterator[SequenceTokens]:
+    """What a golden asks of each sequence."""
+    for one in golden.streams:
+        yield SequenceTokens(ids=one.ids, stop_reason=one.stop, gaps=one.gaps)
 
 
 def _candidates(row: IdentityRow, runs: Iterable[RunRecord]) -> Iterator[SequenceTokens]:
@@ -238,3 +247,25 @@ def _in_band(at: ForcedPosition, cap: float, *, held: bool) -> State:
     """Head is held to the band at every index, and base (`held`) at the first difference (`jobs.near_tie.ruled`)."""
     behind = max(at.head_behind, at.base_behind if held else 0.0)
     return State("in the band", "good") if behind <= band_of(at, cap) else State("outside the band", "bad")
+
+
+def _locks(doc: JudgeInput, cell: CellInput) -> list[Block]:
+    """What the oracle answered about locks that have a band of margins: how clear its own choice is there."""
+    asked = [one for one in doc.adjudications if one.asked.kind == "lock" and one.asked.cell == cell.plan.cell]
+    if not asked:
+        return []
+    base = asked[0].asked.base
+    heads = ("Position", "oracle's id", "margin", f"{base}, id", f"{base}, behind")
+    columns = (*(Column(head, "right") for head in heads), Column("What"))
+    return [Table("Locks, by the oracle, fed base's ids", columns, tuple(map(_lock, asked)))]
+
+
+def _lock(answer: Adjudication) -> tuple[Inlines, ...]:
+    place = words(integer(answer.asked.first))
+    if not answer.positions:
+        return (place, *[words("")] * 4, words(f"not answered: {answer.failure}"))
+    at = answer.positions[0]
+    margin = NOT_RECORDED if at.oracle_margin is None else number(at.oracle_margin)
+    told = (str(at.oracle_id), margin, str(at.base_id), number(at.base_behind))
+    alike = "the same id" if at.base_id == at.oracle_id else "another id than the oracle's"
+    return (place, *map(words, told), words(alike))

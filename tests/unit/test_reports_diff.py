@@ -6,6 +6,7 @@ from typing import Any
 
 from jobs.model import JudgeInput
 from jobs.near_tie import Adjudication, FollowUp, ForcedPosition
+from jobs.reviewed import Golden, GoldenStream
 from jobs.verdict import IdentityRow
 from reports import text
 from reports.blocks import Bars, Details, Section, Table
@@ -158,6 +159,51 @@ def test_an_oracle_that_could_not_be_asked_or_was_asked_of_other_lists_is_said()
     failed = text.section(section(row(), doc=adjudicated(positions=(), failure="no worker was there")), folded=False)
     assert "The oracle could not be asked: no worker was there." in failed
     assert "The oracle was not asked about these two lists." in text.section(section(row()), folded=False)
+
+
+def test_an_arm_stands_beside_its_golden_with_the_gaps_that_were_blessed() -> None:
+    golden = Golden(
+        id="gld_1",
+        cell=samples.CELL,
+        model_digest="m",
+        prompt_digest="p",
+        tokens=24,
+        ignore_eos=True,
+        card="sim-h200",
+        streams=(GoldenStream(ids=samples.IDS, stop="length", gaps=(0.25,) * 24),),
+        reason="agreed",
+        by="Ada",
+        at="2026-11-29T10:00:00Z",
+        sweep="swp_0",
+        arm="base",
+        runs=("run_9",),
+        engine_digest="e",
+    )
+    doc = runs.judge_input()
+    reviewed = doc.manifest.reviewed.model_copy(update={"goldens": (golden,)})
+    doc = doc.model_copy(update={"manifest": doc.manifest.model_copy(update={"reviewed": reviewed})})
+    one = row(left="golden", what="golden", run_ids=("", "run_01"))
+    shown = lines(tables(section(one, doc=doc))[0])
+    assert shown[5] == ["19", "216", "46283", "0.25", "0.5", "first difference: violation"]
+    assert tables(section(one)) == [], "no golden, nothing to stand beside it"
+
+
+def test_what_the_oracle_answered_about_locks_is_a_table_with_its_margin() -> None:
+    doc = adjudicated()
+    (answer,) = doc.adjudications
+    asked = answer.asked.model_copy(update={"kind": "lock", "head": "base"})
+    told = answer.positions[0].model_copy(update={"oracle_id": 46283, "oracle_margin": 0.031})
+    locks = (
+        answer.model_copy(update={"asked": asked, "positions": (told,)}),
+        answer.model_copy(
+            update={"asked": asked.model_copy(update={"first": 3}), "positions": (), "failure": "no room"}
+        ),
+    )
+    (table,) = tables(section(samples.identical(), doc=doc.model_copy(update={"adjudications": locks})))
+    assert lines(table) == [
+        ["19", "46283", "0.031", "216", "0", "another id than the oracle's"],
+        ["3", "", "", "", "", "not answered: no room"],
+    ]
 
 
 def test_long_lists_are_bounded_and_the_rest_is_counted() -> None:
