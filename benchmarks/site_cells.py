@@ -39,7 +39,7 @@ def main() -> None:
         rows.append(command(url, "assay report", "report", "--format", "html", "--out", str(site)))
         files = [path for path in site.rglob("*") if path.is_file()]
         written = {"files": len(files), "bytes": sum(path.stat().st_size for path in files)}
-        pages = [paint(page) for page in first_pages(site)]
+        pages = [paint(kind, page) for kind, page in first_pages(site).items()]
     record = {
         "measured": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": host_facts(),
@@ -55,18 +55,21 @@ def main() -> None:
         arguments.out.write_text(document + "\n", encoding="utf-8")
 
 
-def first_pages(site: Path) -> list[Path]:
-    """One page of each kind: the index, the sweep's, a cell's, the list of cells, a scenario's."""
+def first_pages(site: Path) -> dict[str, Path]:
+    """One page of each kind."""
     (sweep,) = (site / "sweeps").iterdir()
-    of_cells = sorted((sweep / "cells").iterdir())[:1]
-    listed = sorted(sweep.glob("cells-*.html"))[:1]
-    return [site / "index.html", sweep / "index.html", *of_cells, *listed, *sorted((site / "scenarios").iterdir())[:1]]
+    return {
+        "index": site / "index.html",
+        "sweep": sweep / "index.html",
+        "cell": min((sweep / "cells").iterdir()),
+        "list of cells": sweep / "cells-1.html",
+        "scenario": min((site / "scenarios").iterdir()),
+    }
 
 
-def paint(page: Path) -> dict[str, Any]:
+def paint(kind: str, page: Path) -> dict[str, Any]:
     """Milliseconds from the navigation's start to the first contentful paint; none where there is no browser."""
     chromium = shutil.which("chromium")
-    kind = page.parent.name if page.parent.name in ("cells", "scenarios", "site") else page.stem
     told: dict[str, Any] = {"page": kind, "bytes": page.stat().st_size}
     if chromium is None:
         return {**told, "first_paint_ms": None}

@@ -11,7 +11,7 @@ from jobs.adapters.peer_run import peer_command
 from jobs.adapters.registry import PEERS
 from jobs.model import ArmPlan, CellInput, JudgeInput, RunFact, RunRecord
 from jobs.redact import redact
-from reports.blocks import Block, Column, Inlines, Name, Section, State, Table, Verbatim, words
+from reports.blocks import Block, Column, Inlines, Name, Section, State, Struck, Table, Verbatim, words
 from reports.format import integer, plural
 from reports.traffic import setting
 
@@ -24,8 +24,8 @@ def measured(cell: CellInput) -> list[Measured]:
 
 
 def label(run: RunFact) -> str:
-    """A run's short name: its arm, block and place in the block."""
-    return f"{run.arm} {run.block}.{run.position}"
+    """A run's short name: its arm, block and place in the block, and that it counts no more where it was retracted."""
+    return f"{run.arm} {run.block}.{run.position}{' (retracted)' if run.retracted else ''}"
 
 
 def build(cell: CellInput) -> Section:
@@ -137,8 +137,8 @@ def _run_row(run: RunFact) -> tuple[Inlines, ...]:
     return (
         words(str(run.block)),
         words(str(run.position)),
-        words(run.arm),
-        words(Name(run.run_id)),
+        words(Struck(run.arm) if run.retracted else run.arm),
+        words(Struck(run.run_id) if run.retracted else Name(run.run_id)),
         words(state, f" ({run.retracted})" if run.retracted else ""),
         words(", ".join(f"{attempt.number} {attempt.state}" for attempt in run.attempts) or "none"),
         words("none" if record is None or record.exit_code is None else str(record.exit_code)),

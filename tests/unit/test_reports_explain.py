@@ -147,6 +147,21 @@ def test_secrets_in_logs_and_errors_never_appear(line: str, secret: str, tmp_pat
         assert secret not in path.read_text()
 
 
+def test_a_retracted_run_is_struck_through_and_named_as_such_in_every_table(tmp_path: Path) -> None:
+    doc = runs.judge_input()
+    cell = doc.cells[0]
+    fallen = (cell.runs[0].model_copy(update={"retracted": "the fan was blocked"}), *cell.runs[1:])
+    doc = doc.model_copy(update={"cells": (cell.model_copy(update={"runs": fallen}),)})
+    write_html(samples.broken(), tmp_path, doc=doc)
+    raw = next((tmp_path / "cells").iterdir()).read_text()
+    assert f"<s>{fallen[0].run_id}</s>" in raw
+    assert f"<s>{fallen[1].run_id}</s>" not in raw
+    page = Page(raw)
+    assert "retracted (the fan was blocked)" in page.text
+    assert page.table("Readings by run").head[1:] == ["base 0.0 (retracted)", "head 0.1", "head 0.2", "base 0.3"]
+    assert page.table("Time by generation").rows[0][0] == "base 0.0 (retracted)"
+
+
 def test_counts_of_tokens_are_no_secrets() -> None:
     line = "emitted_tokens=32 tokens: 16 prompt_tokens=5 token@119 == 33803"
     assert redact(line) == line

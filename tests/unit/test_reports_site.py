@@ -195,10 +195,12 @@ def test_pages_of_cells_are_bounded_worst_first_and_the_rest_is_listed(
 
 
 def test_pages_of_cells_stop_at_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = folder.CELL_BYTES
     monkeypatch.setattr(folder, "CELL_BYTES", 1)
     monkeypatch.setattr(folder, "_AT_ONCE", 2)
     page = site.write_sweep(tmp_path, samples.many(6), NOTHING, manifest_digest="m")
     assert len(list((page.parent / "cells").iterdir())) == 2, "the worst have theirs all the same"
+    assert whole + site.SCENARIO_BYTES <= 40_000_000, "leaves 10 MB for what is not bounded by bytes"
     assert len([link for link in Page(page.read_text()).links if link.startswith("cells/")]) >= 2
 
 
