@@ -298,6 +298,14 @@ def _clock_effect(name: str, base: MeasuredArm, head: MeasuredArm, blocks: range
     return stats.clock_effect(stats.ClockedBlocks(*made), floor)
 
 
+def clock_mhz(record: RunRecord) -> float | None:
+    """The card's SM clock in a run, the median of what its watch saw; None where that is not known."""
+    seen = record.certificate.during.get("sm_clock_mhz") if record.certificate else None
+    clock = seen.get("median") if isinstance(seen, dict) else None
+    is_number = isinstance(clock, int | float) and not isinstance(clock, bool) and clock > 0
+    return float(clock) if is_number and clock is not None else None
+
+
 def _clocked(name: str, arm: MeasuredArm, block: int) -> list[tuple[float, float, float]] | None:
     """Time, cycles and clock of an arm's runs in a block that gave a time; None where a clock is not known.
 
@@ -308,12 +316,11 @@ def _clocked(name: str, arm: MeasuredArm, block: int) -> list[tuple[float, float
         value = run.readings.get(name, NOT_RECORDED)
         if run.block != block or type(value) is Missing or not (math.isfinite(value) and value > 0):
             continue
-        seen = run.record.certificate.during.get("sm_clock_mhz") if run.record.certificate else None
-        clock = seen.get("median") if isinstance(seen, dict) else None
-        if not isinstance(clock, int | float) or isinstance(clock, bool) or not clock > 0:
+        clock = clock_mhz(run.record)
+        if clock is None:
             return None
         time = float(value) if METRICS[name].direction == "lower" else 1 / value
-        found.append((time, time * clock, float(clock)))
+        found.append((time, time * clock, clock))
     return found
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.errors import CannotLoad
 from jobs import checks, expressions, more_runs
-from jobs.compare import AGAIN, THROTTLED, MeasuredArm, MeasuredRun, measured_arm
+from jobs.compare import AGAIN, THROTTLED, MeasuredArm, MeasuredRun, clock_mhz, measured_arm
 from jobs.identity import ArmStreams, streams_of
 from jobs.metrics import CLOCKED, NOT_RECORDED, is_finite, readings, same_work
 from jobs.model import ArmPlan, CellPlan, Equation, KeyBytes, Reading, RunFact, RunRecord, as_read
@@ -112,10 +112,17 @@ def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | 
         card=first.card_name if first else "",
         uuid=", ".join(sorted({str(record.device.get("uuid", "")) for record in records})),
         certificates=_tally(record.certificate.verdict for record in records if record.certificate),
+        sm_clock_mhz=_clocks(records),
         stop_reasons=_tally(
             s.stop_reason or "none" for record in records for g in record.generations for s in g.sequences
         ),
     )
+
+
+def _clocks(records: Sequence[RunRecord]) -> tuple[float, float] | None:
+    """The slowest and the fastest run's; None unless each run's is known."""
+    known = [clock for record in records if (clock := clock_mhz(record)) is not None]
+    return (min(known), max(known)) if known and len(known) == len(records) else None
 
 
 def set_aside(cell: str, evidence: ArmEvidence) -> list[SetAside]:

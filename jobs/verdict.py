@@ -288,6 +288,15 @@ class ArmView(Document):
     uuid: str = ""
     certificates: dict[str, int] = {}  # verdict -> count
     stop_reasons: dict[str, int] = {}
+    sm_clock_mhz: tuple[float, float] | None = None  # medians of its runs, the least and the most
+
+    @model_serializer(mode="wrap")
+    def _without_absent_clock(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Written as before clocks were told where none is known: stored verdicts keep their digests."""
+        fields: dict[str, Any] = serialize(self)
+        if self.sm_clock_mhz is None:
+            fields.pop("sm_clock_mhz", None)
+        return fields
 
     @field_validator("top_keys", mode="before")
     @classmethod

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jobs.verdict import ArmView, SetAside
+from jobs.verdict import ArmView, LossRow, SetAside
 from reports.blocks import Block, CellRef, Column, Details, Inlines, Name, Section, State, Table, joined, words
-from reports.format import integer, plural
+from reports.format import integer, number, plural
 from reports.view import CellView, Scope, SweepView
 from reports.wording import CERTIFICATES
 
@@ -12,7 +12,7 @@ from reports.wording import CERTIFICATES
 def build(view: SweepView, scope: Scope) -> Section:
     """Attempts set aside and incomplete or unclear arms are shown; a clean table is folded."""
     arms = [(cell, arm) for cell in scope.cells for arm in cell.source.arms]
-    unclear = [pair for pair in arms if _is_unclear(pair[1])]
+    unclear = [pair for pair in arms if _is_unclear(*pair)]
     aside = view.verdict.set_aside
     names = {cell.name for cell in scope.cells}
     mine = (
@@ -39,6 +39,7 @@ def _summary(arms: list[tuple[CellView, ArmView]], aside: tuple[SetAside, ...]) 
         for word, count in arm.certificates.items():
             certificates[word] = certificates.get(word, 0) + count
     cards = dict.fromkeys(f"{arm.card or 'unnamed card'} {arm.uuid}".strip() for _, arm in arms)
+    clocks = [arm.sm_clock_mhz for _, arm in arms]
     clear = complete == expected and set(certificates) <= {"clear"} and bool(certificates)
     state = (
         State("clear", "good")
@@ -54,12 +55,37 @@ def _summary(arms: list[tuple[CellView, ArmView]], aside: tuple[SetAside, ...]) 
         state,
         f": {integer(complete)} of {plural(expected, 'run')} complete on {plural(len(cards), 'card')}; certificates: ",
         *(said or words("none")),
-        f"; {plural(len(aside), 'attempt')} set aside.",
+        f"; {plural(len(aside), 'attempt')} set aside{_spread(clocks)}.",
     )
 
 
-def _is_unclear(arm: ArmView) -> bool:
-    return arm.runs_complete < arm.runs_expected or set(arm.certificates) != {"clear"}
+def _spread(clocks: list[tuple[float, float] | None]) -> str:
+    """The SM clocks of all runs, where each is known."""
+    known = [clock for clock in clocks if clock is not None]
+    if not known:
+        return ""
+    return f"; SM clock {_mhz(known)}" if len(known) == len(clocks) else "; the SM clock is not known of every run"
+
+
+def _mhz(clocks: list[tuple[float, float]]) -> str:
+    least, most = number(min(low for low, _ in clocks)), number(max(high for _, high in clocks))
+    return f"{most} MHz" if least == most else f"{least} to {most} MHz"
+
+
+def _is_unclear(cell: CellView, arm: ArmView) -> bool:
+    return arm.runs_complete < arm.runs_expected or set(arm.certificates) != {"clear"} or bool(_lost(cell, arm.arm))
+
+
+def _lost(cell: CellView, arm: str) -> str:
+    """What an arm lost to its card; empty where nothing."""
+    row = next((row for row in cell.source.losses if row.arm == arm and row.lost), None)
+    if row is None:
+        return ""
+    return f"{integer(row.lost)} of {plural(row.attempts, 'attempt')}: {_tally(_causes(row))}"
+
+
+def _causes(row: LossRow) -> dict[str, int]:
+    return {word: count for word, count in (("contaminated", row.contaminated), ("throttled", row.throttled)) if count}
 
 
 def _arms(caption: str, arms: list[tuple[CellView, ArmView]], scope: Scope) -> Table:
@@ -72,6 +98,8 @@ def _arms(caption: str, arms: list[tuple[CellView, ArmView]], scope: Scope) -> T
         Column("Card"),
         Column("UUID"),
         Column("Certificates"),
+        Column("SM clock"),
+        Column("Lost to the card"),
         Column("Stopped at"),
     )
     rows = tuple(
@@ -82,6 +110,8 @@ def _arms(caption: str, arms: list[tuple[CellView, ArmView]], scope: Scope) -> T
             words(Name(arm.card)) if arm.card else words("unnamed"),
             words(Name(arm.uuid)) if arm.uuid else words("unknown"),
             words(_tally(arm.certificates) or "none"),
+            words("not recorded" if arm.sm_clock_mhz is None else _mhz([arm.sm_clock_mhz])),
+            words(_lost(cell, arm.arm) or "nothing"),
             words(_tally(arm.stop_reasons) or "not recorded"),
         )
         for cell, arm in shown

@@ -107,3 +107,12 @@ def test_the_more_of_a_slowdown_is_cycles_the_less_the_clock_explains(slower: fl
         assert said == ""
     if cycles < 1.005 and clock < 0.98:
         assert said.startswith("a clock effect")
+
+
+def test_an_arm_tells_its_slowest_and_fastest_run_where_the_clock_of_each_is_known(documents: Any) -> None:
+    known = verdict_of(swept(documents, 1.0, lambda run: 1980.0 if run.block else 1755.0)).cells[0].arms
+    assert [arm.sm_clock_mhz for arm in known] == [(1755.0, 1980.0)] * 3
+    one_lost = verdict_of(swept(documents, 1.0, lambda run: None if run.arm == "head" and not run.block else 1980.0))
+    assert [arm.sm_clock_mhz for arm in one_lost.cells[0].arms] == [(1980.0, 1980.0), (1980.0, 1980.0), None]
+    told = one_lost.model_dump(mode="json")["cells"][0]["arms"]
+    assert ["sm_clock_mhz" in arm for arm in told] == [True, True, False], "as verdicts of before are written"

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.judge import judge
 from jobs.model import Missing
-from jobs.verdict import CellVerdict, Verdict
+from jobs.verdict import CellVerdict, LossRow, Verdict
 from reports.render import COMMENT_FLOOR, COMMENT_LIMIT, LimitTooSmall, comment_length, marker, render
 from tests.unit import reports_samples as samples
 from tests.unit.reports_parsing import Page, markdown
@@ -298,3 +298,17 @@ def test_field_81_a_difference_behind_a_hundred_thousand_ids_is_shown_in_its_pla
     row = samples.violation(first_difference=99_999, common_prefix=99_999, compared=100_000, left_context=ids[-5:])
     body = render(samples.verdict(cells=(samples.cell(identity=(row,)),)), "comment")
     assert "at index 99,999" in body and len(body) < 20_000
+
+
+def test_hygiene_tells_clocks_and_what_an_arm_lost_to_its_card() -> None:
+    sides = tuple(arm.model_copy(update={"sm_clock_mhz": (1_755.0, 1_980.0)}) for arm in samples.arms())
+    losses = (LossRow(arm="head", attempts=6, contaminated=1, throttled=1),)
+    page = markdown(render(samples.verdict(cells=(samples.cell(arms=sides, losses=losses),)), "comment"))
+    assert "0 attempts set aside; SM clock 1,755 to 1,980 MHz." in page.text
+    (row,) = page.table("Arms that are incomplete or not certified clear").rows
+    assert row[0] == "head" and row[5:7] == ["1,755 to 1,980 MHz", "2 of 6 attempts: contaminated 1, throttled 1"]
+    mixed = (sides[0], sides[1], samples.arms()[2])
+    assert "not known of every run" in render(samples.verdict(cells=(samples.cell(arms=mixed),)), "comment")
+    assert "SM clock" not in re.sub(
+        r"<details>.*?</details>", "", render(samples.verdict(), "comment"), flags=re.DOTALL
+    )
