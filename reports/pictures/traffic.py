@@ -11,7 +11,7 @@ from reports.traffic import PARTS, KeyLine, Part, Traffic
 from reports.view import CellView
 
 _KEYS: Final = 4
-"""Keys of an arm; the table has more, and the page of a cell all."""
+"""Keys drawn; the table has more, and the page of a cell all."""
 
 
 def build(cell: CellView) -> list[Block]:
@@ -62,25 +62,33 @@ def _bar(label: str, parts: tuple[Part, ...], unit: str) -> Bar:
 
 
 def _key_bars(cell: CellView) -> list[Block]:
-    """The heaviest keys of each arm: how often each crossed the link beside the bytes that crossed for it."""
+    """The heaviest keys: how often each crossed the link in each arm beside the bytes that crossed for it."""
+    arms = [arm for arm in cell.traffic if arm.role != "null" and arm.keys]
+    told = {arm.arm: {key.key: key for key in arm.keys if key.streamed} for arm in arms}
+    every = sorted((key for keys in told.values() for key in keys.values()), key=lambda key: -key.streamed_bytes)
+    heaviest: dict[str, KeyLine] = {}
+    for key in every:
+        heaviest.setdefault(key.key, key)
     groups = [
-        (f"{arm.arm}: {key.key}, {show(key.nbytes, 'bytes')}", _key(key))
-        for arm in cell.traffic
-        if arm.role != "null"
-        for key in arm.keys[:_KEYS]
-        if key.streamed
+        (
+            f"{key.key}, {show(key.nbytes, 'bytes')}",
+            tuple(bar for arm in told for bar in _key(arm, told[arm].get(key.key))),
+        )
+        for key in list(heaviest.values())[:_KEYS]
     ]
     legend = (("count", "of the times that a key crossed the link"), ("bytes", "of the bytes that crossed it"))
-    return [Bars("The heaviest keys over the link", tuple(groups), legend)] if groups else []
+    return [Bars("The heaviest keys over the link", tuple(groups), legend, wide=True)] if groups else []
 
 
-def _key(key: KeyLine) -> tuple[Bar, ...]:
+def _key(arm: str, key: KeyLine | None) -> tuple[Bar, ...]:
+    if key is None:
+        return (Bar(arm, (), "not among its heaviest"),)
     shares = (
         ("by count", "count", key.count_share, plural(key.streamed, "time")),
         ("by bytes", "bytes", key.byte_share, bytes_decimal(key.streamed_bytes)),
     )
     return tuple(
-        Bar(label, (Slice(kind, label, amount, 0, round(1000 * share)),), f"{percent(share)} ({amount})")
+        Bar(f"{arm}, {label}", (Slice(kind, label, amount, 0, round(1000 * share)),), f"{percent(share)} ({amount})")
         for label, kind, share, amount in shares
         if not isinstance(share, Missing)
     )

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from jobs.model import Missing
+from jobs.model import KeyBytes, Missing
 from reports import traffic
 from reports.blocks import Bars, Paragraph, Table
 from reports.format import bytes_decimal, percent, show
@@ -85,12 +85,27 @@ def test_a_missing_ring_is_no_gap_in_the_bars_but_a_missing_hit_is() -> None:
 
 def test_a_heavy_key_shows_how_often_it_crossed_beside_the_bytes_and_both_in_words() -> None:
     keys = next(one for one in drawn.build(build_cell(samples.cell())) if isinstance(one, Bars) and "keys" in one.title)
-    groups = dict(keys.groups)
-    assert len(groups) == 4, "two keys of two arms; the null arm is base again"
-    by_count, by_bytes = groups["head: lm_head.weight_Q4, 389.3 MB"]
+    groups = {title: {bar.label: bar for bar in bars} for title, bars in keys.groups}
+    assert list(groups) == ["lm_head.weight_Q4, 389.3 MB", "layers.0.mlp.gate_proj, 48.66 MB"], "the heaviest first"
+    bars = groups["lm_head.weight_Q4, 389.3 MB"]
+    assert list(bars) == ["base, by count", "base, by bytes", "head, by count", "head, by bytes"], "null is base again"
+    by_count, by_bytes = bars["head, by count"], bars["head, by bytes"]
     assert (by_count.reading, by_bytes.reading) == ("1.00 % (16 times)", "38.93 % (6.229 GB)")
     assert (by_count.slices[0].width, by_bytes.slices[0].width) == (10, 389)
     assert dict(keys.legend)["bytes"] == "of the bytes that crossed it"
+
+
+def test_a_key_that_an_arm_does_not_tell_of_has_a_word_and_no_bar() -> None:
+    base, null, head = samples.arms()
+    fewer = head.model_copy(update={"top_keys": head.top_keys[1:]})
+    found = drawn.build(build_cell(samples.cell(arms=(base, null, fewer))))
+    keys = next(one for one in found if isinstance(one, Bars) and "keys" in one.title)
+    first = keys.groups[0][1]
+    assert [(bar.label, bar.reading, bar.slices) for bar in first[2:]] == [("head", "not among its heaviest", ())]
+    light = head.model_copy(update={"top_keys": (KeyBytes(key="lm_head.weight_Q4", nbytes=389_283_840, bypassed=1),)})
+    found = drawn.build(build_cell(samples.cell(arms=(base, null, light))))
+    keys = next(one for one in found if isinstance(one, Bars) and "keys" in one.title)
+    assert [title.split(",")[0] for title, _ in keys.groups] == ["lm_head.weight_Q4", "layers.0.mlp.gate_proj"]
 
 
 def test_the_amount_stands_beside_each_share() -> None:
