@@ -71,6 +71,13 @@ class Scenario:
     changes: Table | None
     unmoved: Table | None
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """When the first and the last sweep were: by day, or by minute where that is the same one."""
+        first, last = self.sweeps[0][1], self.sweeps[-1][1]
+        letters = 10 if first[:10] != last[:10] else 16
+        return first[:letters].replace("T", " "), last[:letters].replace("T", " ")
+
 
 @dataclass(frozen=True, slots=True)
 class _Track:

@@ -37,17 +37,18 @@
 
   const optionsOf = (data, width, told) => {
     const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
-    const day = place => Number.isInteger(place) && data.when[place] ? data.when[place].slice(0, 10) : "";
+    const isOneDay = new Set(data.when.map(when => when.slice(0, 10))).size === 1;
+    const day = place => (data.when[place] ?? "").slice(...(isOneDay ? [11, 16] : [0, 10]));
     const say = u => {
       const place = u.cursor.idx;
       const values = place == null ? [] : data.lines.map(line => `${line.label} ${line.told[place] ?? "none"}`);
       told.textContent = values.length ? `${data.when[place]}: ${values.join("; ")}` : "";
     };
     return {
-      width, height: HEIGHT, legend: { show: false },
+      width, height: HEIGHT, legend: { show: false }, padding: [12, 40, 0, 0],
       scales: { x: { time: false, range: (u, low, high) => low === high ? [low - 1, high + 1] : [low, high] } },
       axes: [
-        { ...axis, space: 90, values: (u, splits) => splits.map(day) },
+        { ...axis, space: 90, incrs: [1, 2, 5, 10, 20, 50], values: (u, splits) => splits.map(day) },
         { ...axis, size: 64, label: data.unit || undefined, labelSize: 20 },
       ],
       series: [{}, ...data.drawn.flatMap(lineOf)],

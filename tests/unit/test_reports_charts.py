@@ -106,6 +106,13 @@ def test_of_cells_that_share_a_series_the_named_one_is_shown() -> None:
         assert chart.data["lines"][0]["values"] == [5, 6]
 
 
+def test_sweeps_of_one_day_are_told_apart_by_the_minute() -> None:
+    rows = readings([5, 6])
+    assert charts.build("cell", [history(BYTES, rows)]).ends == ("2026-11-01", "2026-11-02")
+    rows[1] = rows[1]._replace(at=rows[0].at.replace(hour=9, minute=5))
+    assert charts.build("cell", [history(BYTES, rows)]).ends == ("2026-11-01 00:00", "2026-11-01 09:05")
+
+
 def test_one_sweep_is_shown_and_said_to_be_one() -> None:
     page = Page(shown(history(TIME, readings([20.0]))))
     assert "One sweep so far" in page.text
