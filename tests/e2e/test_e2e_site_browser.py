@@ -105,7 +105,7 @@ def test_charts_read_without_script(browser: Browser, folder: Path, width: int) 
     page.context.close()
 
 
-def test_pages_fit_and_can_be_read_in_both_schemes(browser: Browser, folder: Path) -> None:
+def test_field_80_index_and_scenario_fit_and_can_be_read_in_both_schemes(browser: Browser, folder: Path) -> None:
     for name, path in (("index", folder / "index.html"), ("scenario", scenario(folder))):
         page, seen = visit(browser, path)
         for width in WIDTHS:

@@ -127,6 +127,17 @@ def test_an_axis_is_in_the_unit_of_its_largest_value(largest: tuple[int, int, st
     assert chart.data["lines"][0]["values"][1] == value / step
 
 
+def test_field_81_a_chart_shows_large_integers_and_small_ratios_as_they_are() -> None:
+    large = 2**53 + 1
+    (chart,) = charts.build("cell", [history(BYTES, readings([large - 1, large]))]).exact
+    assert chart.data["lines"][0]["told"] == ["9,007,199,254,740,992 B", "9,007,199,254,740,993 B"]
+    assert chart.lines[0].latest == "9,007,199,254,740,993 B"
+    assert [y for _, y in chart.lines[0].dots] == [920, 80], "a difference of one byte is one"
+    (ratio,) = charts.build("cell", [history("byte_hit_rate", readings([0.9999, 1.00004, 0.00004]))]).exact
+    assert ratio.data["lines"][0]["told"] == ["99.99 %", "100.004 %", "0.004 %"]
+    assert (ratio.data["unit"], ratio.bottom) == ("%", "0.004 %")
+
+
 def test_a_page_may_run_its_own_scripts_and_no_other_and_holds_every_point_without() -> None:
     page = shown(history(BYTES, readings([5, 6, 7])))
     parsed = Page(page)
@@ -140,7 +151,7 @@ def test_a_page_may_run_its_own_scripts_and_no_other_and_holds_every_point_witho
 
 
 @pytest.mark.parametrize("name", samples.HOSTILE)
-def test_hostile_names_are_text_and_data_on_a_scenarios_page(name: str) -> None:
+def test_field_77_hostile_names_are_text_and_data_on_a_scenarios_page(name: str) -> None:
     rows: Any = [
         row._replace(arm=name or "x", engine=name, driver=f"{name}{place}", cell=name)
         for place, row in enumerate(readings([5, 6]))

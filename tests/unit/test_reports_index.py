@@ -99,7 +99,7 @@ def test_an_index_without_sweeps_says_so_and_pages_lead_on() -> None:
     assert "900 sweeps" in page.text
 
 
-def test_hostile_names_are_text_on_the_index() -> None:
+def test_field_77_hostile_names_are_text_on_the_index() -> None:
     name = "".join(samples.HOSTILE)[:380]
     page = Page(shown(asked(samples.hostile(name), "swp_a")))
     assert page.unbalanced == []
