@@ -11,7 +11,8 @@ from reports.traffic import PARTS, KeyLine, Part, Traffic
 from reports.view import CellView
 
 _KEYS: Final = 4
-"""Keys drawn; the table has more, and the page of a cell all."""
+_ARMS: Final = 3
+"""Keys and arms drawn, base and head where there are more; tables have the others, and the page of a cell all keys."""
 
 
 def build(cell: CellView) -> list[Block]:
@@ -64,6 +65,9 @@ def _bar(label: str, parts: tuple[Part, ...], unit: str) -> Bar:
 def _key_bars(cell: CellView) -> list[Block]:
     """The heaviest keys: how often each crossed the link in each arm beside the bytes that crossed for it."""
     arms = [arm for arm in cell.traffic if arm.role != "null" and arm.keys]
+    if len(arms) > _ARMS:
+        two = [arm for arm in arms if arm.role in ("base", "head")]
+        arms = two if len(two) == 2 else arms[:_ARMS]
     told = {arm.arm: {key.key: key for key in arm.keys if key.streamed} for arm in arms}
     every = sorted((key for keys in told.values() for key in keys.values()), key=lambda key: -key.streamed_bytes)
     heaviest: dict[str, KeyLine] = {}

@@ -76,6 +76,8 @@ def _state(cell: CellView) -> State:
             return _UNKNOWN
         rises += right > left
         falls += right < left
+    if after[0] and not before[0]:
+        return State("falls back", "warn") if after[-1] else State("captured", "good")
     if before[0] and not after[0]:  # no fewer segments: none at all
         lost = any(row.metric == "segments" and row.klass == "regressed" for row in cell.source.exact)
         return State("lost", "bad") if lost else State("not captured", "quiet")

@@ -221,6 +221,14 @@ def test_capture_is_judged_by_what_must_not_rise(changes: dict[str, int | Missin
     assert state in markdown(render(samples.verdict(cells=(samples.cell(arms=sides),)), "comment")).text
 
 
+@pytest.mark.parametrize(("fallbacks", "state"), [(0, "captured: base 0 segments"), (3, "falls back: base 0 segments")])
+def test_capture_that_head_alone_has_is_not_worse_for_its_segments(fallbacks: int, state: str) -> None:
+    sides = samples.arms()
+    sides[0].values["segments"] = 0
+    sides[2].values.update({"segments": 3, "seams": 2, "fallbacks": fallbacks})
+    assert state in markdown(render(samples.verdict(cells=(samples.cell(arms=sides),)), "comment")).text
+
+
 def test_capture_that_is_lost_is_no_better_capture() -> None:
     sides = samples.arms()
     sides[2].values["segments"] = 0

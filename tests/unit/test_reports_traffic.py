@@ -108,6 +108,15 @@ def test_a_key_that_an_arm_does_not_tell_of_has_a_word_and_no_bar() -> None:
     assert [title.split(",")[0] for title, _ in keys.groups] == ["lm_head.weight_Q4", "layers.0.mlp.gate_proj"]
 
 
+def test_of_many_arms_base_and_head_alone_have_bars_of_keys() -> None:
+    base, _, head = samples.arms()
+    others = tuple(head.model_copy(update={"arm": f"v{place}", "role": "variant"}) for place in range(3))
+    for arms, shown in (((base, *others, head), {"base", "head"}), ((base, *others), {"base", "v0", "v1"})):
+        found = drawn.build(build_cell(samples.cell(arms=arms)))
+        keys = next(one for one in found if isinstance(one, Bars) and "keys" in one.title)
+        assert {bar.label.split(",")[0] for _, bars in keys.groups for bar in bars} == shown
+
+
 def test_the_amount_stands_beside_each_share() -> None:
     served = drawn.build(build_cell(samples.cell()))[0]
     assert isinstance(served, Bars)
