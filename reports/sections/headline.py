@@ -147,7 +147,7 @@ def _arms(view: SweepView) -> list[Block]:
     for arm in arms:
         settings = [Name(f"{name}={setting(arm.config[name])}") for name in varying if name in arm.config]
         unset = [Name(name) for name in varying if name not in arm.config]
-        said += [Text("; " if said else "Compared: "), Strong(arm.arm)]
+        said += [Text(("; " if varying else ", ") if said else "Compared: "), Strong(arm.arm)]
         said += [] if shared else [Text(" is "), *_built(arm)]
         said += [Text(" with "), *joined(settings)] if settings else []
         said += [Text(" and" if settings else " with"), Text(" the default of "), *joined(unset)] if unset else []
