@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from jobs import timeline
 from jobs.store import Store
+from reports.pictures import card
 from tests.unit.store_sweeps import Clock
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -45,3 +47,24 @@ def test_what_a_page_of_results_cites_is_in_its_exports(folder: Path, only: str,
         1 if only != "*" else len(wanted)
     )
     assert not absent - {sweep for sweep, _ in imported.values()}, "exports rest on sweeps that are not beside them"
+
+
+def test_a_run_on_a_card_was_timed_where_its_certificate_says_and_at_the_clock_that_it_shows(tmp_path: Path) -> None:
+    """Times by the engine's clock, samples by the watch's: the two meet in one picture."""
+    with Store.open(f"sqlite:///{tmp_path / 'one.sqlite'}", Clock()) as store:
+        doc = store.judge_input(store.import_sweep(RESULTS / "h200" / "residency.assay").sweep_id)
+    records = [run.record for cell in doc.cells for run in cell.runs if run.record is not None]
+    assert len(records) >= 6
+    for record in records:
+        assert record.certificate is not None
+        along = timeline.read(record.certificate.during)
+        assert along is not None and along.timed_ms is not None and along.warm_up_ms is not None
+        start, end = along.timed_ms
+        measured = [item for item in record.generations if not item.warmup]
+        lasted_ms = sum(item.prefill_ns + sum(item.step_ns) for item in measured) / 1e6
+        assert lasted_ms - 1 * len(measured) <= end - start <= 1.2 * lasted_ms + 100, record.run_id
+        assert along.warm_up_ms[1] <= start + 1 and end <= along.end_ms + 1_000
+        clock = next(
+            bar for _, bars in card.build(record.certificate, along).groups for bar in bars if bar.label == "SM clock"
+        )
+        assert "timed region 1,980 MHz" in clock.reading or clock.reading == "1,980 MHz throughout", clock.reading
