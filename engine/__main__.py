@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from engine import PROTOCOL, one_thread  # noqa: F401 - before what imports NumPy
-from engine.commands import audit, conformance, hazards, logits, oracle, plan
+from engine.commands import audit, conformance, hazards, kernel, logits, oracle, plan
 from engine.commands.ids import add_prompt, prompts_of
 from engine.commands.settings import add_settings, settings_of
 from engine.config import DEVICES, RunRequest, parse_request, read_request
@@ -88,7 +88,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     run.add_argument("--routing-out", metavar="FILE", help="record the experts that a full run asks for")
     run.add_argument("--log-capture", action="store_true", help="say each decision of the capture planner on stderr")
     run.add_argument("--json", action="store_true", help="print the JSON lines")
-    for command in (plan, logits, oracle, hazards, audit, conformance):
+    for command in (plan, logits, oracle, hazards, audit, conformance, kernel):
         command.add(commands)
     return parser
 

@@ -154,6 +154,10 @@ _ROWS: tuple[Counter, ...] = (
     ),
     Counter("graph_nodes", "count", "gauge", "device", "neutral", "nodes of the live graphs"),
     Counter("kernel_runs", "count", "activity", "device", "neutral", "kernels run, in a graph or outside"),
+    Counter(
+        "launch_bytes", "bytes", "gauge", "plan", "lower", "weights or cached positions that one kernel alone reads"
+    ),
+    Counter("launch_flops", "count", "gauge", "plan", "lower", "multiplications and additions of one kernel alone"),
     Counter("step_kernels", "count", "gauge", "device", "lower", "kernels run by the last one-token step"),
     Counter("eager_launches", "count", "activity", "device", "lower", "kernels launched outside a graph"),
     # device verbs

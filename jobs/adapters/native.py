@@ -19,7 +19,7 @@ from jobs.adapters.child import ChildOrder, allowed_environment, run_child
 from jobs.adapters.model_files import ModelDigests, model_fault
 from jobs.adapters.native_record import Known, Stream, outside_vocabulary, record_of
 from jobs.errors import SpecError
-from jobs.model import PLAN_ONLY, ArmPlan, CellPlan
+from jobs.model import PLAN_ONLY, ArmPlan, CellPlan, Reading
 from jobs.provenance import own_root, tree_digest
 
 PROTOCOL = 1
@@ -42,12 +42,20 @@ FIXED_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PYTHO
 
 
 class NativeAdapter:
-    """Runs `python -P -m engine run` from the arm's tree."""
+    """Runs `python -P -m engine run` from the arm's tree, or another `command` of it that speaks as it does."""
 
-    def __init__(self, python: str = sys.executable, models: Callable[[Path], str] | None = None) -> None:
-        """`models` gives the digest of a model's folder; it may raise SpecError."""
+    def __init__(
+        self,
+        python: str = sys.executable,
+        models: Callable[[Path], str] | None = None,
+        command: str = "run",
+        absent: Mapping[str, Reading] | None = None,
+    ) -> None:
+        """`models` gives the digest of a model's folder; may raise SpecError. `absent`: counters, and why they are."""
         self._python = python
         self._models = models or ModelDigests()
+        self._command = command
+        self._absent = dict(absent or {})
 
     def run(self, order: RunOrder, place: RunPlace) -> RunResult:
         """One attempt: spawn, listen, verify, write down."""
@@ -62,7 +70,7 @@ class NativeAdapter:
         started = place.utc_now()
         try:
             end = run_child(
-                _child_order(self._python, order, place, request),
+                self._child_order(order, place, request),
                 on_spawn=place.on_spawn,
                 on_line=place.on_progress,
                 stopped=place.stopped,
@@ -75,7 +83,20 @@ class NativeAdapter:
         kind, reason, retry = ends.outcome(end, stream, lie)
         error = None if kind == "measured" else reason
         record = record_of(order, end, stream, known, started, place.utc_now(), error)
+        if self._absent:
+            record = record.model_copy(update={"counters": {**self._absent, **record.counters}})
         return ends.result_of(kind, record, reason, retry, end)
+
+    def _child_order(self, order: RunOrder, place: RunPlace, request: Path) -> ChildOrder:
+        words = ("-P", "-m", "engine", self._command, "--request", str(request))
+        return ChildOrder(
+            argv=(self._python, *words, "--result-fd", "{result_fd}", "--control-fd", "{control_fd}"),
+            env=child_environment(order.arm, place.environ),
+            cwd=place.scratch,
+            log_path=place.scratch / "child.log",
+            timeout_s=order.timeout_s,
+            start_timeout_s=order.start_timeout_s,
+        )
 
 
 def request_document(cell: CellPlan, arm: ArmPlan, card_uuid: str | None) -> dict[str, Any]:
@@ -144,18 +165,6 @@ def verify(order: RunOrder, tree: Path, stream: Stream) -> str | None:
     if model is not None and order.cell.model_digest and model != order.cell.model_digest:
         return f"child read model {model[:12]}, expected {order.cell.model_digest[:12]}"
     return None
-
-
-def _child_order(python: str, order: RunOrder, place: RunPlace, request: Path) -> ChildOrder:
-    words = ("-P", "-m", "engine", "run", "--request", str(request))
-    return ChildOrder(
-        argv=(python, *words, "--result-fd", "{result_fd}", "--control-fd", "{control_fd}"),
-        env=child_environment(order.arm, place.environ),
-        cwd=place.scratch,
-        log_path=place.scratch / "child.log",
-        timeout_s=order.timeout_s,
-        start_timeout_s=order.start_timeout_s,
-    )
 
 
 def _changed_words(arm: ArmPlan, tree: Path, digest: str) -> str:

@@ -31,7 +31,7 @@ from jobs.reads import Reads
 from jobs.spec.checks import AXES_APART, RUN_AXES, check_sweep, merged, role_of
 from jobs.spec.faults import parse
 from jobs.spec.form import Scalar, SweepForm
-from jobs.spec.programs import reads_any_model, told_counters
+from jobs.spec.programs import is_kernel, reads_any_model, told_counters
 from jobs.spec.requests import check_requests, config_place
 from jobs.spec.reviewed import OnDisk, expectations, load_reviewed, reviewed
 from jobs.spec.sizes import size_names, sized
@@ -292,9 +292,11 @@ def _cell(
     """A cell; `ids` are the prompts of its sequences, its own prompt's first."""
     form = spec.form
     at = {"model": model, "prompt": prompt, **config}
+    alone = all(is_kernel(merged(form, name)) for name in form.arms)
     run = {name: config[name] for name in RUN_AXES if name in config}
     return CellPlan(
         cell="/".join([model, prompt, *(f"{name}={_shown(value)}" for name, value in config.items())]),
+        kind="kernel" if alone else "decode",
         model=model,
         model_path=str(found.path),
         model_digest=found.digest,

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from engine.counters import COUNTERS
+from jobs.adapters import kernel
 from jobs.adapters.peer import Peer
 from jobs.adapters.registry import PEERS, PROGRAMS
 from jobs.errors import SpecError
@@ -14,6 +15,9 @@ from jobs.reads import UNITS, units_of
 from jobs.spec.faults import nearest
 from jobs.spec.form import ArmForm, FigureForm, ReadsForm, SweepForm
 from jobs.spec.yaml_lines import Path_, Source
+
+KERNEL_AXES = ("model", "prompt", "warmups")
+"""Axes that a matrix of kernels may have."""
 
 
 def check_programs(form: SweepForm, arms: Mapping[str, ArmForm], source: Source) -> Iterator[SpecError]:
@@ -26,6 +30,8 @@ def check_programs(form: SweepForm, arms: Mapping[str, ArmForm], source: Source)
         elif arm.options is not None:
             remedy = f"those are {', '.join(PEERS)}; what an engine of ours is told stands under config"
             yield source.error((*path, "options"), "options goes with an adapter of another engine's library", remedy)
+        if adapter == kernel.NAME:
+            yield from _kernel(form, arm, path, source)
         if adapter in PROGRAMS:
             yield from _known(form, arm, path, source)
         elif adapter != "command":
@@ -70,7 +76,26 @@ def _known(form: SweepForm, arm: ArmForm, path: Path_, source: Source) -> Iterat
 def reads_any_model(arm: ArmForm) -> bool:
     """Whether what runs an arm takes files that no engine of ours would load."""
     peer = PEERS.get(arm.adapter or "native")
-    return is_program(arm) or (peer is not None and peer.any_model)
+    return is_program(arm) or is_kernel(arm) or (peer is not None and peer.any_model)
+
+
+def is_kernel(arm: ArmForm) -> bool:
+    """Whether an arm is asked for kernels alone."""
+    return arm.adapter == kernel.NAME
+
+
+def _kernel(form: SweepForm, arm: ArmForm, path: Path_, source: Source) -> Iterator[SpecError]:
+    """A kernel alone has no engine config, nothing to plan and no neighbour of another kind."""
+    places: dict[str, Path_] = {name: ("matrix", name) for name in form.matrix if name not in KERNEL_AXES}
+    places |= {name: (*path, "config", name) for name in arm.config}
+    for name, place in places.items():
+        yield source.error(place, f"a kernel alone cannot be given {name}", "remove it: a case's file says all")
+    if form.run.arithmetic == "none":
+        yield source.error((*path, "adapter"), "a kernel alone cannot be planned", "run: {arithmetic: full}")
+    for name, model in form.models.items():
+        if model.path is None:
+            remedy = "path: FILE, a case such as those of sweeps/kernels"
+            yield source.error(("models", name), f"model {name!r} is no kernel's case", remedy)
 
 
 def _peer(form: SweepForm, arm: ArmForm, peer: Peer, path: Path_, source: Source) -> Iterator[SpecError]:
@@ -131,6 +156,8 @@ def _gating(form: SweepForm, arm: ArmForm, path: Path_, source: Source) -> Itera
 def told_counters(arm: ArmForm) -> tuple[str, ...]:
     """The counters that a program or a library says it tells."""
     adapter = arm.adapter or "native"
+    if adapter == kernel.NAME:
+        return kernel.COUNTERS
     if adapter in PEERS:
         return PEERS[adapter].counters
     if adapter in PROGRAMS:

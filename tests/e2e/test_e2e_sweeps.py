@@ -22,15 +22,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def swept(folder: Path, name: str, exit_code: int = 0) -> dict[str, Any]:
     """The verdict of a sweep file as it stands."""
     environ = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
-    words = (
-        "run",
-        f"sweeps/{name}.yaml",
-        "--json",
-        "--store",
-        f"{folder}/s.db",
-        "--out",
-        str(folder / "out"),
-    )
+    file = name if name.endswith(".yaml") else f"sweeps/{name}.yaml"
+    words = ("run", file, "--json", "--store", f"{folder}/s.db", "--out", str(folder / "out"))
     done = subprocess.run(
         [sys.executable, "-m", "orchestrator.cli", *words],
         cwd=ROOT, env=environ, capture_output=True, text=True, timeout=880, check=False,
@@ -141,3 +134,29 @@ def test_experts_cost_less_where_routers_are_skewed(tmp_path: Path) -> None:
         even, skewed = (read[f"{model}/four/weight_budget={budget}"] for model in ("even", "skewed"))
         for arm in ("stable", "lru", "size_first"):
             assert skewed[arm] < even[arm] < even["base"], "experts one by one, the fewer the more uneven"
+
+
+PLANT = """\
+  planted:
+    like: base
+    build:
+      outputs: [engine/kernels/nbits.py]
+      command: |
+        cd engine/kernels
+        sed -i 's/^    shaped \\*= scales.*$/&\\n    shaped[-1] *= np.float32(1.0001)/' nbits.py
+        grep -q 1.0001 nbits.py
+"""
+
+
+def test_kernels_are_equal_to_themselves_and_a_changed_one_is_not(tmp_path: Path) -> None:
+    """A scale that is off by a ten-thousandth in the last row: other bytes of products, and of products alone."""
+    assert swept(tmp_path, "kernels")["outcome"] == "PASS"
+    text = (ROOT / "sweeps/kernels.yaml").read_text().partition("sizes:")[0]
+    text = text.replace("path: kernels", f"path: {ROOT}/sweeps/kernels").replace("  head: {", f"{PLANT}  head: {{")
+    text = text.replace("{count: 2}", "{order: once}")
+    (tmp_path / "planted.yaml").write_text(text)
+    verdict = swept(tmp_path, str(tmp_path / "planted.yaml"), exit_code=1)
+    assert {found["arm"] for found in verdict["findings"]} == {"planted"}
+    assert {found["cell"] for found in verdict["findings"]} == {
+        f"{of}/seed" for of in ("product-f32", "product-f16", "gated-f32")
+    }

@@ -11,7 +11,7 @@ import pytest
 from jobs.errors import SpecError
 from jobs.provenance import SHELL, ArmSource, ModelSource
 from jobs.spec import load, plan
-from tests.unit.test_jobs_spec import FakeResolver
+from tests.unit.test_jobs_spec import FakeResolver, write
 
 T = TypeVar("T")
 SWEEP = """\
@@ -185,3 +185,38 @@ def test_what_a_library_cannot_be_told_is_refused(tmp_path: Path, told: dict[str
 def test_a_library_takes_what_it_serves(tmp_path: Path) -> None:
     path = peers(tmp_path, adapter="torch", end="matrix: {capture: [true, false]}")
     assert len(plan(load(path), FakeResolver()).cells) == 2
+
+
+KERNEL = """\
+sweep: kernels
+models: {one: {path: case.json}}
+prompts: {seed: {ids: [1]}}
+arms:
+  base: {source: checkout, adapter: kernel}
+  head: {like: base}
+run: {tokens: 4}
+"""
+
+
+def test_arms_of_kernels_alone_make_cells_of_that_kind(tmp_path: Path) -> None:
+    (tmp_path / "case.json").write_text("{}")
+    manifest = plan(load(write(tmp_path, KERNEL)), FakeResolver())
+    assert [cell.kind for cell in manifest.cells] == ["kernel"]
+    assert manifest.arms[0].counters == ("emitted_tokens", "step_kernels", "launch_bytes", "launch_flops")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ("run: {tokens: 4}", "run: {tokens: 4}\nmatrix: {policy: [lru]}", 8, "cannot be given policy"),
+        ("adapter: kernel}", "adapter: kernel, config: {batch: 2}}", 5, "cannot be given batch"),
+        ("{path: case.json}", "{build: tiny}", 2, "is no kernel's case"),
+        ("tokens: 4}", "tokens: 4, arithmetic: none, device: sim}\ngate: {identity: off, time: off}", 5, "be planned"),
+    ],
+)
+def test_what_a_kernel_alone_cannot_be_given_is_refused(
+    tmp_path: Path, old: str, new: str, line: int, says: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        load(write(tmp_path, KERNEL.replace(old, new)))
+    assert says in str(caught.value) and f"sweep.yaml:{line}:" in str(caught.value)

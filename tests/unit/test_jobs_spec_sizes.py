@@ -168,6 +168,7 @@ SHIPPED = {
     "ladder": {None, "full"},
     "experts": {None, "full", "brief"},
 }
+KERNELS: set[str | None] = {None, "full", "brief"}
 
 
 @pytest.mark.parametrize(
@@ -187,3 +188,21 @@ def test_each_shipped_sweep_plans_in_each_size(checkout: Path, name: str, size: 
         assert cell.witnesses and cell.invariants
         assert cell.settings.arithmetic == "full" and cell.settings.device == "auto"
         assert ("granule" in cell.config) == (size is None and name not in ("capture", "ladder"))
+
+
+@pytest.mark.parametrize("size", sorted(KERNELS, key=str))
+def test_the_sweep_of_kernels_plans_in_each_size(checkout: Path, size: str | None) -> None:
+    path = checkout / "sweeps/kernels.yaml"
+    assert {None, *size_names(read_file(path, ""))} == KERNELS
+    manifest = plan(load(path, size), FakeResolver())
+    assert {cell.kind for cell in manifest.cells} == {"kernel"} and len(manifest.cells) == (8 if size else 4)
+    assert all(cell.witnesses and cell.invariants for cell in manifest.cells)
+    assert all(("small" in str(source.path)) is (size is None) for source in cases(path, size))
+
+
+def cases(path: Path, size: str | None) -> list[ModelSource]:
+    resolver = FakeResolver()
+    plan(load(path, size), resolver)
+    found = [part for one in resolver.asked if isinstance(one, tuple) for part in one if isinstance(part, ModelSource)]
+    assert found and all(source.path is not None and source.path.is_file() and source.any_files for source in found)
+    return found
