@@ -96,7 +96,7 @@ def replayed(tmp_path: Path, name: str, changed: Mapping[str, str] | None = None
 
 
 def test_a_worker_has_each_of_them_and_each_has_a_file_of_lines() -> None:
-    assert set(adapters()) == {"native", "command", "profile_native", *PEERS}
+    assert set(adapters()) == {"native", "kernel", "command", "profile_native", *PEERS}
     assert {path.name.removesuffix(".jsonl") for path in RECORDED.glob("*.jsonl")} == set(PEERS)
 
 
