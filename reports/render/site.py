@@ -90,10 +90,12 @@ def entries(out: Path) -> tuple[Entry, ...]:
 
 def remove_site(out: Path) -> None:
     """Remove what was written into a folder of sweeps; any other file stays, and so does a folder that holds one."""
-    for entry in (out / "sweeps").glob(f"*/{_ENTRY}"):
-        remove_pages(entry.parent)
-        entry.unlink()
-        remove_empty(entry.parent)
+    for folder in (out / "sweeps").glob("*/"):
+        remove_pages(folder)  # also of a sweep whose writing was cut off before its entry
+        entry = folder / _ENTRY
+        if entry.is_file() and f'"schema":"{_SCHEMA}"' in entry.read_text(encoding="utf-8", errors="replace"):
+            entry.unlink()
+        remove_empty(folder)
     remove_ours((*out.glob("index-*.html"), *(out / "scenarios").glob("*.html")))
     remove_pages(out)
     for folder in (out / "sweeps", out / "scenarios"):

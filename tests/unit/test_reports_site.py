@@ -126,7 +126,10 @@ def test_all_of_a_site_is_removed_and_no_file_of_a_users(tmp_path: Path) -> None
     for name in ("swp_a", "swp_b"):
         site.write_sweep(tmp_path, named(samples.many(3), name), NOTHING, manifest_digest="m")
     site.write_index(tmp_path)
+    (tmp_path / "sweeps" / slug("swp_b") / "entry.json").unlink()  # as where the writing was cut off
     mine = [tmp_path / "sweeps" / slug("swp_a") / "notes.txt", tmp_path / "scenarios" / "mine.html"]
+    mine += [tmp_path / "sweeps" / "notes" / "entry.json"]
+    mine[-1].parent.mkdir()
     for path in mine:
         path.write_text("mine")
     site.remove_site(tmp_path)
