@@ -68,7 +68,8 @@ def _identity(cell: CellVerdict, arm: str, found: Sequence[Finding]) -> str:
     mine = [row for row in pairs if row.right == arm] or own
     unequal: set[str] = {row.klass for row in mine if row.klass != "IDENTICAL"}
     faults: set[str] = {finding.outcome for finding in found}
-    return ", ".join(sorted(unequal or faults)) or ("ok" if mine else "-")
+    absent = unequal == {"MISSING"} and "CANNOT_LOAD" in faults
+    return ", ".join(sorted({"CANNOT_LOAD"} if absent else unequal or faults)) or ("ok" if mine else "-")
 
 
 def shown(metric: str, value: Reading) -> str:

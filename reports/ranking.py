@@ -112,13 +112,19 @@ def is_of_variants(cell: CellVerdict) -> bool:
     return any(arm.role == "variant" for arm in tested_arms(cell.arms))
 
 
+def whose(cell: CellVerdict, row: MetricRow | TimeRow) -> str:
+    """The arm under test that a row is of; empty where none can be told."""
+    tested = [arm.arm for arm in tested_arms(cell.arms)]
+    if len(tested) == 1:
+        return tested[0]
+    named = [arm for arm in tested if row.note == about(arm) or row.note.startswith(f"{about(arm)}; ")]
+    return max(named, key=len, default="")
+
+
 def _subject(cell: CellVerdict, row: MetricRow | TimeRow) -> str:
     """The metric; of several arms under test, whose it is too."""
-    if not row.note.startswith(about("")):
-        return row.metric
-    tested = tested_arms(cell.arms)
-    whose = [arm.arm for arm in tested if row.note == about(arm.arm) or row.note.startswith(f"{about(arm.arm)}; ")]
-    return f"{row.metric} of {max(whose, key=len)}" if whose and len(tested) > 1 else row.metric
+    arm = whose(cell, row) if len(tested_arms(cell.arms)) > 1 else ""
+    return f"{row.metric} of {arm}" if arm else row.metric
 
 
 def _moved(row: MetricRow) -> bool:

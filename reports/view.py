@@ -19,6 +19,7 @@ from jobs.verdict import ArmView, CellVerdict, Finding, Verdict, tested_arms
 from reports import divergence, ranking, traffic
 from reports.blocks import Tone
 from reports.escape import slug
+from reports.format import plural
 from reports.wording import OUTCOMES
 
 _EXIT_ORDER: Final = {2: 0, 1: 1, 4: 2, 3: 3, 0: 4}  # several cells: 2, then 1, then 4, then 3, then 0
@@ -72,6 +73,12 @@ class CellView:
         """Whether head's tokens differ from base's, so that no figure of the two compares like with like."""
         return any(item.row.what == "pair" and item.is_claimed and not item.is_equal for item in self.comparisons)
 
+    def parted(self, arm: str) -> str:
+        """How many ids an arm gave as base did before the first that is another; empty where all are the same."""
+        rows = [item.row for item in self.comparisons if item.row.what == "pair" and item.row.right == arm]
+        first = next((row for row in rows if row.first_difference is not None), None)
+        return "" if first is None else f" after {plural(first.common_prefix, 'equal id')}"
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -116,6 +123,11 @@ class SweepView:
     def under_test(self) -> str:
         """The same of all cells."""
         return _heading(arm.arm for cell in self.verdict.cells for arm in tested_arms(cell.arms))
+
+    @property
+    def other_engines(self) -> bool:
+        """Whether engines are compared, and not builds of one."""
+        return "program" in self.verdict.varies
 
     @cached_property
     def of_ids(self) -> dict[tuple[str, str], list[Finding]]:

@@ -43,6 +43,9 @@ _BESIDE: Final = (
 )
 """Title, metric and unit of what stands beside an arm's tokens."""
 
+_RATE: Final = ("Tokens a second", "tokens_per_s", "tokens/s")
+"""The same where arms are other engines, whose bytes are mostly not told."""
+
 _RETRACTIONS: Final = 5
 
 
@@ -166,14 +169,16 @@ def _side_by_side(view: SweepView, scope: Scope) -> list[Block]:
     tokens = {item.row.right: item.state for item in cell.comparisons if item.row.what in ("pair", "null")}
     for arm in cell.source.arms:
         found = view.of_ids.get((cell.name, arm.arm), ())
-        if found and (arm.arm not in tokens or tokens[arm.arm].tone == "good"):
+        absent = found and found[0].outcome == "CANNOT_LOAD"
+        if found and (absent or arm.arm not in tokens or tokens[arm.arm].tone == "good"):
             tokens[arm.arm] = outcome(found[0].outcome)
-    columns = (Column("Arm"), Column("Tokens"), *(Column(title, "right") for title, _, _ in _BESIDE))
+    beside = _BESIDE if cell.simulated or not view.other_engines else (_RATE, *_BESIDE)
+    columns = (Column("Arm"), Column("Tokens"), *(Column(title, "right") for title, _, _ in beside))
     rows = tuple(
         (
             words(Strong(arm.arm)),
-            words(tokens.get(arm.arm, "base" if arm.role == "base" else "not compared")),
-            *(words(show(reading(arm, name), unit)) for _, name, unit in _BESIDE),
+            words(tokens.get(arm.arm, "base" if arm.role == "base" else "not compared"), cell.parted(arm.arm)),
+            *(words(show(reading(arm, name), unit)) for _, name, unit in beside),
         )
         for arm in cell.source.arms
     )

@@ -23,6 +23,7 @@ from reports.blocks import (
 )
 from reports.escape import anchor_of
 from reports.format import plural, show
+from reports.ranking import whose
 from reports.view import CellView, Scope, SweepView
 from reports.wording import TIMES
 
@@ -50,7 +51,7 @@ def build(view: SweepView, scope: Scope) -> Section:
     simulated = timed and any(cell.simulated for cell in scope.cells)
     shown: list[Block] = [Paragraph(words(SIMULATED), "warn")] if simulated else []
     folded: list[Details] = []
-    table = _table(rows, view.under_test, scope) if rows else None
+    table = _table(rows, view, scope) if rows else None
     noise = _noise(rows, scope)
     if table is not None and telling and not simulated:
         shown += [Paragraph(words(RATIOS)), table]
@@ -92,7 +93,9 @@ def _figure(rows: list[tuple[CellView, TimeRow]]) -> str:
     return f" A token takes {show(row.ratio, 'x')} of base's time{within}{found}."
 
 
-def _table(rows: list[tuple[CellView, TimeRow]], tested: str, scope: Scope) -> Table:
+def _table(rows: list[tuple[CellView, TimeRow]], view: SweepView, scope: Scope) -> Table:
+    """A row a metric and arm; where arms are other engines, parity of the tokens stands beside each ratio."""
+    tested, parity = view.under_test, view.other_engines
     shown = rows[: scope.deep or scope.rows]
     with_cell = not scope.is_single
     columns = (
@@ -101,6 +104,7 @@ def _table(rows: list[tuple[CellView, TimeRow]], tested: str, scope: Scope) -> T
         Column("base, median run", "right"),
         Column(f"{tested}, median run", "right"),
         Column(f"{tested} / base, mean of blocks", "right"),
+        *((Column("Tokens"),) if parity else ()),
         Column("Interval", "right"),
         Column("null / base, mean of blocks", "right"),
         Column("Smallest detectable", "right"),
@@ -117,6 +121,7 @@ def _table(rows: list[tuple[CellView, TimeRow]], tested: str, scope: Scope) -> T
                 words(show(row.base_median, row.unit)),
                 words(show(row.head_median, row.unit)),
                 words(show(row.ratio, "x")),
+                *((_parity(cell, row),) if parity else ()),
                 words(_interval(row)),
                 words(show(row.null_ratio, "x")),
                 words(show(row.smallest_detectable, "ratio")),
@@ -127,6 +132,13 @@ def _table(rows: list[tuple[CellView, TimeRow]], tested: str, scope: Scope) -> T
         ),
         more=len(rows) - len(shown),
     )
+
+
+def _parity(cell: CellView, row: TimeRow) -> Inlines:
+    """Whether the arm of a row gave base's tokens, and how many it gave before the first that is another."""
+    arm = whose(cell.source, row)
+    state = next((item.state for item in cell.comparisons if item.row.what == "pair" and item.row.right == arm), None)
+    return words("not known") if state is None else words(state, cell.parted(arm))
 
 
 def _noise(rows: list[tuple[CellView, TimeRow]], scope: Scope) -> Details | None:

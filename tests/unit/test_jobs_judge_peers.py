@@ -9,6 +9,8 @@ import pytest
 from jobs.judge import judge
 from jobs.model import Gate
 from jobs.verdict import Verdict
+from orchestrator.summary import tables
+from reports.render import render
 
 ABSENT = "cannot_load: torch cannot be imported: No module named 'torch' (pip install torch)"
 
@@ -34,3 +36,25 @@ def test_an_engine_that_is_not_on_the_host_is_a_label_and_no_slow_result(
     (pair,) = [row for row in verdict.cells[0].identity if row.what == "pair"]
     assert (pair.klass, pair.note) == ("MISSING", ABSENT)
     assert not verdict.cells[0].time
+    (table,) = tables(verdict)
+    assert [row[2] for row in table.rows if row[0] == "head"] == [
+        "CANNOT_LOAD" if outcome == "CANNOT_LOAD" else "MISSING"
+    ]
+
+
+def test_parity_stands_beside_every_ratio_of_another_engine(documents: Any) -> None:
+    """Rates and ratios of ids that part say after how many, and those of equal ids that they are equal."""
+    parted = (*documents.IDS[:5], documents.IDS[5] ^ 1, *documents.IDS[6:])
+    gate = Gate(identity="advise", exact="off")
+    for ids, told in ((documents.IDS, "identical"), (parted, "after 5 equal ids")):
+        head = documents.arm(plan={"role": "variant", "adapter": "torch"}, ids=lambda _run, _generation, ids=ids: ids)
+        verdict = judge(documents.sweep(head=head, varies=("program",), gate=gate))
+        assert isinstance(verdict, Verdict)
+        (cell,) = verdict.cells
+        arms = tuple(arm.model_copy(update={"uuid": "GPU-1", "card": "H200"}) for arm in cell.arms)  # rates show there
+        shown = render(verdict.model_copy(update={"cells": (cell.model_copy(update={"arms": arms}),)}), "comment")
+        rows = [line for line in shown.splitlines() if line.startswith("| ")]
+        beside = next(line for line in rows if line.startswith("| **head** |"))
+        assert told in beside and "tokens/s" in beside
+        ratios = [line for line in rows if "`decode_ms_per_token`" in line and "×" in line]
+        assert ratios and all(told in line for line in ratios)
