@@ -12,6 +12,7 @@ import pytest
 
 from jobs import stats
 from jobs.adapters import native
+from jobs.baselines import merge_base
 from jobs.errors import RefError
 from jobs.git_trees import resolve_ref
 from jobs.judge import judge
@@ -250,6 +251,24 @@ def test_field_30_a_sweep_of_commits_that_git_lost_still_reports_with_nothing_dr
         assert gone[:7] in render(verdict, form).replace("<wbr>", "")  # type: ignore[arg-type]
     with pytest.raises(RefError):  # and nothing new can be run on it
         resolve_ref(tmp_path, "topic")
+
+
+def test_field_30_a_lost_commit_drops_no_point_of_a_series_and_one_that_is_there_still_serves(
+    store: Store, clock: Clock, documents: Any, tmp_path: Path
+) -> None:
+    gone = repository(tmp_path)
+    kept = resolve_ref(tmp_path, "main")
+    sweeps = []
+    for commit, ref in ((gone, "topic"), (kept, "main")):
+        doc = documents.sweep()
+        arms = tuple(arm.model_copy(update={"source": f"git:{ref}", "commit": commit}) for arm in doc.manifest.arms)
+        sweeps.append(put(store, doc.model_copy(update={"manifest": doc.manifest.model_copy(update={"arms": arms})})))
+        assert judge_sweep(store, sweeps[-1]).exit_code == 0
+        clock.pass_s(1)
+    series = [one for one in store.histories("htod_bytes") if any(point.arm == "head" for point in one.points)]
+    assert [[point.sweep for point in one.points if point.arm == "head"] for one in series] == [sweeps]
+    assert not any(point.struck for one in series for point in one.points)
+    assert merge_base(tmp_path, "main", program=True).commit == kept, "what git lost is nobody's baseline"
 
 
 # ---- 31: posting -------------------------------------------------------------------------------------------------
