@@ -3,7 +3,8 @@
 A cell is base and head in one block, four runs, each with one generation of 16 tokens, 28 counters and the metrics
 made of them: 42 rows of metrics are compared. The runs of one cell are written to a store as a worker's are, and copied
 there by SQL to all others. Each step is measured in a process of its own, so that none sits on another's memory:
-`judge` has the whole document before it and is timed alone; `read` takes it from the store; `write` keeps the verdict;
+`judge` has the whole document before it and is timed alone; `read` takes it from the store; `as read` judges cell by
+cell as the command does, and says how much of that was reading; `write` keeps the verdict;
 `assay judge` is the command, from its start to its exit, first without a verdict in the store and then with one.
 
     python -m benchmarks.judge_cells [--cells N] [--out FILE]
@@ -20,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,8 @@ from typing import Any
 from sqlalchemy import Engine, Table, create_engine, text
 
 from benchmarks.sim_decode import host_facts
-from jobs.judge import judge
+from jobs.cells_read import CellsRead
+from jobs.judge import Asked, judge, judge_read
 from jobs.model import CellPlan, JudgeInput, RunFact, RunSettings
 from jobs.provenance import own_root
 from jobs.store import Store
@@ -47,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=CELLS)
     parser.add_argument("--out", type=Path, help="write the record here as well")
-    parser.add_argument("--step", choices=("judge", "read", "write"), help="one step, in this process")
+    parser.add_argument("--step", choices=("judge", "read", "as read", "write"), help="one step, in this process")
     parser.add_argument("--url", default="", help="the store of that step")
     arguments = parser.parse_args()
     if arguments.step:
@@ -56,7 +59,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ab-") as folder:
         url = f"sqlite:///{folder}/store.db"
         fill(url, arguments.cells)
-        rows = [alone(name, arguments.cells, url) for name in ("judge", "read")]
+        rows = [alone(name, arguments.cells, url) for name in ("judge", "read", "as read")]
         rows += [command(url, "assay judge", "judge"), command(url, "assay judge, again", "judge")]
         rows.append(alone("write", arguments.cells, url))
     record = {
@@ -110,13 +113,36 @@ def step(name: str, cells: int, url: str) -> dict[str, Any]:
     [row] = store.sweeps()
     if name == "read":
         return {"step": name, **timed(lambda: store.judge_input(row.id))}
-    verdict = judged(store.judge_input(row.id))
+    if name == "as read":
+        took_s: list[float] = []
+        done = timed(lambda: store.judged(row.id, lambda read: told(judge_read(_clocked(read, took_s)))))
+        return {"step": name, **done, "of_that_reading_cpu_s": round(sum(took_s), 2)}
+    verdict = store.judged(row.id, lambda read: told(judge_read(read)))
     return {"step": name, **timed(lambda: store.write_verdict(row.id, verdict, verdict.input_digest))}
 
 
 def judged(doc: JudgeInput) -> Verdict:
+    """The verdict on a document."""
+    return told(judge(doc))
+
+
+def _clocked(read: CellsRead, took_s: list[float]) -> CellsRead:
+    """The same, with what each cell's reading took this process."""
+
+    def cells() -> Iterator[Any]:
+        while True:
+            began_s = time.process_time()
+            cell = next(read.cells, None)
+            took_s.append(time.process_time() - began_s)
+            if cell is None:
+                return
+            yield cell
+
+    return replace(read, cells=cells())
+
+
+def told(verdict: Verdict | tuple[Asked, ...]) -> Verdict:
     """The verdict, which must be the one that is meant."""
-    verdict = judge(doc)
     assert isinstance(verdict, Verdict) and verdict.outcome == "IMPROVED", verdict
     assert len(verdict.cells[0].exact) + len(verdict.cells[0].time) >= 40
     return verdict

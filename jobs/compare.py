@@ -118,7 +118,7 @@ def exact_rows(
                 base=as_read(mine),
                 head=as_read(theirs),
                 delta=as_read(ruling.delta),
-                klass=_standing_class(ruling.klass, standing),
+                klass=ruling.klass if is_plain else _standing_class(ruling.klass, standing),
                 run_ids=run_ids,
                 note=note if is_plain else _note(note, standing, gain=ruling.klass == "improved"),
             )

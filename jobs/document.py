@@ -53,6 +53,8 @@ class Document(BaseModel):
 @cache
 def _form(document: type[Document]) -> tuple[tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Fields that a document writes under another name, each with it, and its rule of what it leaves out."""
+    if not issubclass(document, Document):
+        raise TypeError(f"a {document.__name__} has no place in a document")
     fields = document.__pydantic_fields__.items() if document.model_config.get("serialize_by_alias") else ()
     renamed = tuple((name, field.serialization_alias) for name, field in fields if field.serialization_alias)
     return renamed, tuple(document.__pydantic_decorators__.model_serializers)
@@ -60,11 +62,10 @@ def _form(document: type[Document]) -> tuple[tuple[tuple[str, str], ...], tuple[
 
 def _written(piece: Any) -> Any:
     """What stands in a document as `model_dump(mode="json")` gives it, the documents in it left to be written next."""
-    if isinstance(piece, date):  # which a datetime is too, and no document holds one
+    if type(piece) is date:
         return piece.isoformat()
-    if not isinstance(piece, Document):
-        raise TypeError(f"a {type(piece).__name__} has no place in a document")
-    renamed, rules = _form(type(piece))
+    kind: type[Document] = type(piece)
+    renamed, rules = _form(kind)
     if not renamed and not rules:
         return piece.__dict__
 

@@ -104,7 +104,7 @@ def view(evidence: ArmEvidence, config: Mapping[str, str | int | float | bool | 
         config={**config, **plan.config},
         runs_expected=evidence.expected,
         runs_complete=len(records),
-        values={name: as_read(value) for name, value in evidence.measured.values.items()},
+        values={n: as_read(v) if type(v) is float else v for n, v in evidence.measured.values.items()},
         facts={k: v for k, v in first.facts.items() if isinstance(v, str) or is_finite(v)} if first else {},
         seams=first.seams if first else (),
         top_keys=_top_keys(first) if first else (),
