@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from jobs.document import Document
 from jobs.judge import judge
 from jobs.model import JudgeInput, Missing, RunFact, Witness
+from jobs.retracted import struck
+from jobs.reviewed import Reviewed, Waiver
 from jobs.store import Store
-from jobs.verdict import Verdict
+from jobs.verdict import Retraction, Verdict
 from orchestrator.conclude import judge_sweep
 from tests.unit.store_sweeps import Clock
 from tests.unit.stored_documents import put
@@ -73,3 +79,28 @@ def test_a_figure_that_comes_out_whole_keeps_its_digest_in_the_store(
     assert kept.canonical() == verdict.canonical() and kept.digest() == verdict.digest()
     [row] = [row for row in kept.cells[0].exact if row.metric == "modelled_ms_per_token"]
     assert (row.head, type(row.head)) == ((2, int) if nanoseconds == 192e6 else (row.head, float))
+
+
+def test_every_piece_is_written_as_its_dump_is(documents: Any) -> None:
+    """Nothing is dumped to be written: what a piece leaves out, and the names and days in it, are as if it were."""
+    day = {"written": "2026-11-01", "expires": "2026-12-31"}
+    words = {"metric": "segments", "outcome": "REGRESSED", "reason": "known", "evidence": "e", "by": "Ada"}
+    waiver = Waiver.model_validate({"cell": "*", **words, **day})
+    head = documents.stable_arm(changes={"segments": 2}, ids=lambda _run, gen: (*documents.IDS[:7], 1 + gen))
+    doc = documents.sweep(head=head, reviewed=Reviewed(at="c" * 40, waivers=(waiver,)))
+    stamp = doc.stamp.model_copy(update={"created_at": "2026-11-30T00:00:00+00:00"})
+    verdict = judge(doc.model_copy(update={"stamp": stamp}), runs_more=False)
+    assert isinstance(verdict, Verdict)
+    found: Counter[str] = Counter()
+    left: list[Any] = [doc, verdict, struck(verdict, [Retraction(kind="sweep", id="swp_1", reason="r", at="t")])]
+    while left:
+        piece = left.pop()
+        if isinstance(piece, Document):
+            dump = json.dumps(piece.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+            assert piece.canonical() == dump, type(piece)
+            found[type(piece).__name__] += 1
+        inner = piece.__dict__ if isinstance(piece, Document) else piece
+        left += inner.values() if isinstance(inner, dict) else inner if isinstance(inner, tuple) else ()
+    assert {"Waiver", "Finding", "MetricRow", "IdentityRow", "TimeRow", "StruckOut", "Generation"} <= found.keys()
+    with pytest.raises(TypeError, match="a datetime has no place in a document"):
+        Missing.made(missing=datetime(2026, 1, 1, tzinfo=UTC)).canonical()
