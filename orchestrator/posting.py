@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from jobs.errors import SpecError
 from jobs.model import Manifest
-from jobs.verdict import Verdict
+from jobs.verdict import Verdict, tested_arms
 from orchestrator.commands.shown import MOST_OF_AN_ERROR, shown
 from orchestrator.settings import Settings
 from reports.escape import markdown_code
@@ -106,12 +106,12 @@ def verdict_in(path: Path) -> Verdict:
 
 def planned_commits(manifest: Manifest) -> set[str]:
     """Commits of the arms under test, as a manifest has them."""
-    return {arm.commit for arm in manifest.arms if arm.role == "head" and arm.commit}
+    return {arm.commit for arm in tested_arms(manifest.arms) if arm.commit}
 
 
 def judged_commits(verdict: Verdict) -> set[str]:
     """Commits of the arms under test, as a verdict has them."""
-    return {arm.commit for cell in verdict.cells for arm in cell.arms if arm.role == "head" and arm.commit}
+    return {arm.commit for cell in verdict.cells for arm in tested_arms(cell.arms) if arm.commit}
 
 
 def head_of(commits: set[str], given: str | None, *, exactly: bool = False) -> str:

@@ -186,6 +186,18 @@ def test_a_head_without_a_commit_of_its_own_has_to_be_named(
     assert answer(capsys, "comment", sweep_id, "--pr", "7", "--head", NEW)["state"] == "created"
 
 
+def test_a_variant_under_test_has_a_commit_as_a_head_has(
+    server: FakeGitHub, stored: Put, documents: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    doc = with_commit(documents.sweep(head=documents.stable_arm(plan={"role": "variant"})), OLD)
+    arms = (arm.model_copy(update={"commit": NEW}) if arm.role == "variant" else arm for arm in doc.manifest.arms)
+    sweep_id = stored(doc.model_copy(update={"manifest": doc.manifest.model_copy(update={"arms": tuple(arms)})}))
+    assert answer(capsys, "comment", sweep_id, "--pr", "7")["state"] == "created"
+    assert f"head={NEW}" in server.of(BOT)[0]
+    assert "is not what was measured" in told(capsys, "comment", sweep_id, "--pr", "7", "--head", OLD, code=2)[1]
+    assert answer(capsys, "check", sweep_id)[0]["head"] == NEW
+
+
 # ---- a verdict from a file that anybody may have written ------------------------------------------------------------
 
 

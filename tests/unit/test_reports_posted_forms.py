@@ -22,7 +22,7 @@ from tests.unit.fake_github import BOT, JOB_TOKEN, NEW, REPOSITORY, FakeGitHub
 from tests.unit.reports_parsing import Page, markdown
 from tests.unit.test_reports_forms import VERDICTS, read, worst
 
-LIMITS: Final = (65_536, 30_000, 12_000, 8_000, 5_000, 3_000, 2_000, 1_400, COMMENT_FLOOR)
+LIMITS: Final = (65_536, 12_000, 5_000, 2_000, 1_400, COMMENT_FLOOR)
 SWEEP: Final = "swp_01jb9m3n4p5q6r7s8t9v0w1x2y"
 EACH = pytest.mark.parametrize("name", VERDICTS)
 
