@@ -9,6 +9,7 @@ The tree::
     +- StoreError           4   the store cannot be reached, read or written
        +- UnknownAttempt    4   no such attempt in this store
        +- Unstorable        4   a record that no store could hold, or that names another attempt
+       +- PackError         4   an arm's pack that is not what its name says, or not where it is needed
        +- Conflict          4   a guard failed: somebody else moved first, or a resend differs
        +- IllegalMove       4   a state change that the lifecycle does not know
 """
@@ -83,6 +84,10 @@ class UnknownAttempt(StoreError):
 
 class Unstorable(StoreError):
     """A record itself cannot be kept, now or later: a fault of whoever made it, and not of the store."""
+
+
+class PackError(StoreError):
+    """An arm's pack that is not what its name says, or is not where it is needed."""
 
 
 class Conflict(StoreError):

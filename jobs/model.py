@@ -121,6 +121,7 @@ class ArmPlan(Document):
     build: BuildPlan | None = None
     counters: tuple[str, ...] = ()
     note: str = ""  # on how its commit was found
+    pack: str = ""  # the digest of its tree as it was shipped: see jobs.arm_packs
     reads: Reads | None = None
     options: dict[str, str | int | bool | None] = {}
 
@@ -134,7 +135,7 @@ class ArmPlan(Document):
     def _without_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Written as before there were builds and other engines where it has none: stored manifests keep digests."""
         fields: dict[str, Any] = serialize(self)
-        for name in ("build", "counters", "reads", "note", "options"):
+        for name in ("build", "counters", "reads", "note", "pack", "options"):
             if not getattr(self, name):
                 fields.pop(name, None)
         return fields

@@ -19,6 +19,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     Table,
     UniqueConstraint,
@@ -233,6 +234,22 @@ card = Table(
     _time("since"),
     _time("until", nullable=True),
     _time("seen_at"),
+)
+
+arm_pack = Table(
+    "arm_pack",
+    metadata,
+    Column("digest", Words, primary_key=True),
+    _integer("size_bytes"),
+    _time("used_at"),  # by the newest submission
+)
+
+arm_chunk = Table(
+    "arm_chunk",
+    metadata,
+    Column("digest", Words, ForeignKey("arm_pack.digest"), primary_key=True, nullable=False),
+    _integer("position", part_of_key=True),
+    Column("data", LargeBinary, nullable=False),
 )
 
 event = Table(

@@ -47,7 +47,7 @@ class WholeTree:
 
 def program_digest(folder: Path) -> str:
     """sha256 over every file of a program's tree, links and the bit to execute included; caches of Python apart."""
-    return _hash(folder, _walked(folder))
+    return _hash(folder, walked(folder))
 
 
 def place_program(tree: WholeTree, cache: Path) -> tuple[Path, str]:
@@ -122,7 +122,7 @@ def _export(repository: Path, commit: str, folder: Path) -> None:
 def _files(folder: Path, kept: str) -> Iterator[str]:
     """Relative names of the files and links of a folder, in no order; `kept` is one that no ignore rule may hide."""
     listed = _listed(folder, kept)
-    for name in _walked(folder) if listed is None else listed:
+    for name in walked(folder) if listed is None else listed:
         path = folder / name
         if path.is_symlink() or path.is_file():
             yield name
@@ -139,7 +139,8 @@ def _listed(folder: Path, kept: str) -> list[str] | None:
     return [name for name in names if not APART & set(Path(name).parts)]
 
 
-def _walked(folder: Path) -> Iterator[str]:
+def walked(folder: Path) -> Iterator[str]:
+    """Relative names of all files and links of a folder but caches of Python, `.git` and our own, in no order."""
     for where, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in APART]
         links = [name for name in folders if Path(where, name).is_symlink()]

@@ -17,6 +17,7 @@ from functools import partial
 from jobs.adapters.base import RunOrder
 from jobs.adapters.native_forced import ForceOrder
 from jobs.judge import Asked
+from jobs.model import ArmPlan
 from jobs.more_runs import BaseAgain, FreshBlocks
 from jobs.near_tie import Adjudication, FollowUp
 from jobs.store import AttemptRef, BlockClaim, Pending, RunTicket, Store
@@ -227,6 +228,7 @@ class Dispatcher:
         self._tell(Happening("asks", asked.cell, asked.head, about))
         plan = self._plans.cell(sweep_id, asked.cell)
         arms = self._plans.arm(sweep_id, asked.base), self._plans.arm(sweep_id, asked.head)
+        self._supply(seat, *arms)
         limit_s = self._plans.limits(sweep_id).run_timeout_s
         seat.question = question
         seat.ticket = self._placer.adjudicate(seat.worker, ForceOrder(asked, plan, *arms, timeout_s=limit_s))
@@ -259,9 +261,10 @@ class Dispatcher:
         return found
 
     def _begin(self, seat: Seat) -> None:
-        """Open the attempt and hand the run over."""
+        """Open the attempt and hand the run over, with the tree of its arm where that is not there yet."""
         assert seat.claim is not None
         claim, run = seat.claim, seat.runs[0]
+        self._supply(seat, self._plans.arm(claim.sweep_id, run.arm))
         attempt = self._store.start_attempt(run.run_id, claim.fence, self._who(seat), seat.card)
         limits = self._plans.limits(claim.sweep_id)
         order = RunOrder(
@@ -279,6 +282,13 @@ class Dispatcher:
         seat.due_s = self._clock() + limits.run_timeout_s + self._answer_s
         self._tell(Happening("begin", claim.cell, run.arm))
 
+    def _supply(self, seat: Seat, *arms: ArmPlan) -> None:
+        """Have the trees of arms shipped to a seat's host. One that does not come costs the attempt that needs it."""
+        for pack in {arm.pack for arm in arms if arm.pack} - seat.packs:
+            with self._leases.meanwhile():
+                if self._placer.supply(seat.worker, pack, partial(self._store.pack, pack)):
+                    seat.packs.add(pack)
+
     # ---- back ----------------------------------------------------------------------------------------------------
 
     def _receive(self, seat: Seat) -> None:
@@ -291,6 +301,8 @@ class Dispatcher:
                 self._store.write_adjudication(question.sweep_id, self._placer.adjudication(ticket))
             elif attempt is not None:
                 outcome = self._placer.outcome(ticket)
+                if outcome.fault == "start":  # what was shipped may have had to make room since
+                    seat.packs.clear()
                 with self._leases.forfeiting(seat):
                     self._aftermath.ended(seat, outcome)
             else:
@@ -348,6 +360,7 @@ class Dispatcher:
         try:
             with self._leases.meanwhile():  # a new worker may wait long for a card that somebody took meanwhile
                 seat.hello = self._placer.replace(seat.worker)
+                seat.packs.clear()
                 kept = self._kept(seat, attempt)
         except (WorkerLost, HostLost, ProbeError) as gone:
             self._aftermath.lost(seat, attempt, None, lost)

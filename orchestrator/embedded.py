@@ -76,7 +76,9 @@ def run_embedded(
         if not store.pending(sweep_id).pending and not open_questions(store, sweep_id):
             return store.pending(sweep_id)
         guard = Guard.start(str(ULID()).lower())
-        works = WorkerSettings(settings.spool, guard.folder / "scratch", settings.locks, who=f"assay run {sweep_id}")
+        works = WorkerSettings(
+            settings.spool, guard.folder / "scratch", settings.locks, packs=settings.packs, who=f"assay run {sweep_id}"
+        )
         patience = waiting_for_cards(manifest, tell, stop)
         placer = RayPlacer(cards=cards, settings=works, guard=guard, patience=patience, stopped=stop)
         try:

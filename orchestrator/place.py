@@ -7,7 +7,7 @@ measured stands in the store. A call whose worker is gone gives WorkerLost; nobo
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -75,6 +75,10 @@ class Placer(Protocol):
 
     def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
         """Tell a worker that an outcome is stored; a lost worker need not hear it."""
+        ...
+
+    def supply(self, worker: str, pack: str, chunks: Callable[[], Iterable[bytes]]) -> bool:
+        """See that the host of an idle worker has an arm's tree; whether it has. Why not, the next order to it says."""
         ...
 
     def replace(self, worker: str) -> WorkerCard:
@@ -161,6 +165,15 @@ class InProcessPlacer:
     def acknowledge(self, worker: str, sweep_id: str, attempt_id: str) -> None:
         """Forget a stored outcome."""
         self._workers[worker].acknowledge(sweep_id, attempt_id)
+
+    def supply(self, worker: str, pack: str, chunks: Callable[[], Iterable[bytes]]) -> bool:
+        """Straight into the cache of the worker."""
+        arms = self._workers[worker].arms
+        if arms.holds(pack):
+            return True
+        for position, data in enumerate(chunks()):
+            arms.take(pack, position, data)
+        return arms.finish(pack)
 
     def replace(self, worker: str) -> WorkerCard:
         """Threads are not lost; a worker that is asked for again starts afresh."""

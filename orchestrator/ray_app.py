@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ OBJECT_STORE_BYTES = 80 << 20  # the least that Ray takes; nothing large goes th
 SIMULATED_RESOURCE = "assay_simulated_card"
 START_TIMEOUT_S = 60.0
 ANSWER_S = 60.0
+CHUNKS_AT_ONCE = 64
 POLL_S = 0.2
 STOP_TIMEOUT_S = 8.0
 RAY_ENVIRONMENT = {
@@ -82,6 +83,18 @@ class CardActor:
     def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
         """Forget a stored outcome."""
         self._inner.acknowledge(sweep_id, attempt_id)
+
+    def lacks(self, pack: str) -> bool:
+        """Whether an arm's tree must be shipped here."""
+        return not self._inner.arms.holds(pack)
+
+    def take(self, pack: str, position: int, data: bytes) -> None:
+        """One chunk of it."""
+        self._inner.arms.take(pack, position, data)
+
+    def unpack(self, pack: str) -> bool:
+        """All of it has come; whether it is what it should be."""
+        return self._inner.arms.finish(pack)
 
     def left_over(self) -> tuple[RunOutcome, ...]:
         """Outcomes on this node that no dispatcher has acknowledged."""
@@ -161,6 +174,23 @@ class RayCalls(ABC):
             return ()
         assert isinstance(found, tuple), found
         return found
+
+    def supply(self, worker: str, pack: str, chunks: Callable[[], Iterable[bytes]]) -> bool:
+        """Chunk by chunk, each small enough to go with its call: nothing of it meets Ray's object store."""
+        import ray
+
+        actor, sent = self._actors[worker], list[Any]()
+        try:
+            if not ray.get(actor.lacks.remote(pack), timeout=ANSWER_S):
+                return True
+            for position, data in enumerate(chunks()):
+                sent.append(actor.take.remote(pack, position, data))
+                if len(sent) == CHUNKS_AT_ONCE:
+                    ray.get(sent, timeout=ANSWER_S)
+                    sent.clear()
+            return bool(ray.get([*sent, actor.unpack.remote(pack)], timeout=ANSWER_S)[-1])
+        except ray.exceptions.RayError:  # a lost worker, or one without room: the next order to it says which
+            return False
 
     def replace(self, worker: str) -> WorkerCard:
         """A new actor on the same card, provided that Ray itself still lives."""

@@ -46,7 +46,8 @@ class NodeActor(CardActor):
     def __init__(self, worker: str, simulated: CardName | None, who: str) -> None:
         given = settings(os.environ, cwd=Path(tempfile.gettempdir()))
         scratch = Path(tempfile.gettempdir()) / f"assay-{os.getpid()}"
-        super().__init__(worker, simulated, WorkerSettings(given.spool, scratch, given.locks, who=who), ())
+        works = WorkerSettings(given.spool, scratch, given.locks, packs=given.packs, who=who)
+        super().__init__(worker, simulated, works, ())
 
     def harness(self) -> str:
         """The state of assay on this node."""

@@ -56,6 +56,7 @@ class Seat:
     faults: int = 0  # attempts in a row that ended by the card's or the host's fault
     drained_until_s: float = 0.0
     drained_for: str = ""
+    packs: set[str] = field(default_factory=set)  # of arms whose trees its host is known to have
 
     @property
     def worker(self) -> str:

@@ -62,6 +62,11 @@ class Settings:
         return self.cache / "downloads"
 
     @property
+    def packs(self) -> Path:
+        """Engine trees that were shipped here."""
+        return self.cache / "packs"
+
+    @property
     def trees(self) -> Path:
         """Engine trees exported from git refs and checkouts."""
         return self.cache / "trees"

@@ -14,18 +14,19 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from jobs.adapters.base import Adapter, RunOrder, RunPlace, RunResult
 from jobs.adapters.native_forced import ForceOrder, adjudicate
 from jobs.adapters.registry import adapters
-from jobs.errors import Unstorable
+from jobs.errors import PackError, Unstorable
 from jobs.model import Certificate, RunRecord
 from jobs.near_tie import Adjudication
 from jobs.redact import redact
 from jobs.store.strict import storable
+from orchestrator.arm_cache import ArmCache
 from orchestrator.cards import CardName, CardProbe, CardSnapshot, ProbeError
 from orchestrator.clear import ClearPolicy, ClearVerdict, Moment, judge, worst
 from orchestrator.host import HostMeter, group_members, visible_pids
@@ -45,6 +46,7 @@ class WorkerSettings:
     scratch: Path
     locks: Path
     policy: ClearPolicy = field(default_factory=ClearPolicy)
+    packs: Path | None = None  # where shipped trees of arms are kept; None: none are taken
     who: str = "assay run"
 
 
@@ -78,8 +80,12 @@ class GpuWorker:
     environ: Mapping[str, str]
     stopped: Callable[[], bool] = lambda: False
     adapters: Mapping[str, Adapter] = field(default_factory=adapters)
+    arms: ArmCache = field(init=False)
     _lock: CardLock | None = None
     _child: int | None = None
+
+    def __post_init__(self) -> None:
+        self.arms = ArmCache(self.settings.packs)
 
     def start(self) -> WorkerCard:
         """Take the card, host-wide."""
@@ -133,8 +139,12 @@ class GpuWorker:
     def adjudicate(self, order: ForceOrder) -> Adjudication:
         """Answer a question about tokens on this card."""
         assert self._lock is not None, "a worker runs only while it holds its card"
-        with self._scratch() as scratch:
-            answer = adjudicate(order, RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned))
+        try:
+            with self._scratch() as scratch, self.arms.placed(order.base) as base, self.arms.placed(order.head) as head:
+                place = RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned)
+                answer = adjudicate(replace(order, base=base, head=head), place)
+        except PackError as missing:
+            answer = Adjudication(asked=order.asked, failure=str(missing))
         return answer.model_copy(update={"failure": redact(answer.failure)})
 
     def acknowledge(self, sweep_id: str, attempt_id: str) -> None:
@@ -153,10 +163,12 @@ class GpuWorker:
         meter = HostMeter()
         watch.start()
         try:
-            with self._scratch() as scratch:
-                adapter = self.adapters[order.arm.adapter]
+            with self._scratch() as scratch, self.arms.placed(order.arm) as arm:
+                adapter = self.adapters[arm.adapter]
                 place = RunPlace(scratch, self.environ, utc_now, self.stopped, self._spawned, watch.hear)
-                result = adapter.run(order, place)
+                result = adapter.run(replace(order, arm=arm), place)
+        except PackError as missing:
+            result = RunResult("failed", None, str(missing), retry=True, fault="start")
         finally:
             report = watch.stop()
         host = meter.read()

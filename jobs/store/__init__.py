@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -31,6 +32,7 @@ from jobs.store import (
     ids,
     leases,
     older,
+    packs,
     readback,
     records,
     retractions,
@@ -163,6 +165,21 @@ class Store:
     def manifest(self, sweep_id: str) -> Manifest:
         """What a sweep was submitted with."""
         return self._database.read(lambda c: submission.manifest_of(c, sweep_id))
+
+    def put_pack(self, digest: str, pack: IO[bytes]) -> None:
+        """Keep an arm's pack of that digest, whole or not at all; one that is there stays as it is."""
+        now = self._now()
+        self._database.write(lambda c: packs.put(c, digest, pack, now))
+
+    def pack(self, digest: str) -> Iterator[bytes]:
+        """An arm's pack chunk by chunk, as it is stored: whoever gets it holds it against its name. None when absent.
+
+        No connection is held between chunks.
+        """
+        position = 0
+        while some := self._database.read(partial(packs.chunks_from, digest=digest, position=position)):
+            yield from some
+            position += len(some)
 
     # ---- work ----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from jobs.errors import Conflict, KeyTaken, SpecError, StoreError
 from jobs.model import CellPlan, Manifest
 from jobs.more_runs import BaseAgain, FreshBlocks, planned_runs
 from jobs.order import run_order
-from jobs.store import cluster, events
+from jobs.store import cluster, events, packs
 from jobs.store.rows import PRIORITIES, Priority, SweepRow, new_id
 from jobs.tables import block, run, scenario, sweep
 
@@ -34,7 +34,8 @@ def submit(
 ) -> str:
     """Insert a sweep with all its scenarios, blocks and runs; a resend returns the same id.
 
-    Raises KeyTaken when the key, or without a key the manifest, was submitted before with anything else. `to_cards`: it
+    Raises KeyTaken when the key, or without a key the manifest, was submitted before with anything else, and SpecError
+    when a pack of an arm is not here. `to_cards`: it
     is for the cards that serve this store; raises SpecError when some are served and none could ever take it.
     """
     digest = manifest.digest()
@@ -47,6 +48,7 @@ def submit(
         raise KeyTaken(f"sweep {earlier.id} was submitted under this key with {what}", "submit under a new key")
     if to_cards and (lacking := cluster.unservable(connection, manifest, now)):
         raise SpecError(lacking, "start a scheduler with such a card first, or ask for less under cards:")
+    packs.require(connection, manifest)
     sweep_id = new_id("swp", now)
     connection.execute(
         insert(sweep),

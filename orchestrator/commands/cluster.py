@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
 import typer
 from ulid import ULID
 
+from jobs.arm_packs import MOST_PACK_BYTES, pack_tree
 from jobs.errors import JobsError, SpecError, StoreError
 from jobs.model import Manifest
 from jobs.provenance import harness_digest, own_root
@@ -62,7 +64,7 @@ def submit(
     opened = open_store(given)
     try:
         sweep_id = opened.submit(
-            manifest,
+            shipped(manifest, opened),
             harness_digest(own_root()),
             harness_version(),
             key=key or f"submit-{ULID()}".lower(),
@@ -93,6 +95,24 @@ def _planned(sweep: Path, size: str | None, given: Settings) -> Manifest:
     spec = load(sweep, size)
     plan(spec, DryResolver(resolver, []))
     return plan(spec, resolver)
+
+
+def shipped(manifest: Manifest, store: Store) -> Manifest:
+    """The manifest with each arm's tree put into the store, for nodes that do not share this host's folders.
+
+    One that is too large stays where it is, and that is said.
+    """
+    packs: dict[str, str] = {}
+    for folder in {arm.python_path for arm in manifest.arms if arm.python_path}:
+        with tempfile.TemporaryFile() as pack:
+            packs[folder] = pack_tree(Path(folder), pack)
+            if packs[folder]:
+                store.put_pack(packs[folder], pack)
+            else:
+                limit = f"it packs to more than {MOST_PACK_BYTES >> 20} MiB"
+                sys.stderr.write(f"{shown(folder)} is not shipped, for {limit}: every node must have it there\n")
+    arms = tuple(arm.model_copy(update={"pack": packs.get(arm.python_path or "", "")}) for arm in manifest.arms)
+    return manifest.model_copy(update={"arms": arms})
 
 
 def _tell_submitted(store: Store, sweep_id: str, given: Settings, as_json: bool) -> None:

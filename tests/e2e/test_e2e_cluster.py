@@ -127,6 +127,8 @@ def test_a_submitted_sweep_is_scheduled_run_and_judged(cluster: Cluster, store_u
     done = cluster.assay("submit", "sweep.yaml", "--store", store_url, "--json")
     assert done.returncode == 0, done.stderr
     sweep_id = json.loads(done.stdout)["sweep"]
+    trees = cluster.root / "cache" / "assay" / "trees"
+    (trees if trees.exists() else cluster.root / "cache" / "trees").rename(cluster.root / "away")  # as on another host
     served = cluster.assay("scheduler", "--address", cluster.address, "--store", store_url, "--once")
     assert served.returncode == 0, served.stdout + served.stderr
     assert "on 2 cards" in served.stderr
@@ -137,6 +139,7 @@ def test_a_submitted_sweep_is_scheduled_run_and_judged(cluster: Cluster, store_u
     cards = json.loads(cluster.assay("cards", "--store", store_url, "--json").stdout)["cards"]
     assert len({card["uuid"] for card in cards}) == 2
     assert {card["reason"] for card in cards} == {"its scheduler ended"}
+    assert [path.name for path in cluster.root.glob("cache/assay/packs/*/tree/engine/run.py")] == ["run.py"]
     left = [p for p in cluster.processes() if "engine" in " ".join(p.cmdline()) and "run" in p.cmdline()]
     assert left == []
 
