@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, Table, create_engine, text
+from sqlalchemy import Table, create_engine, text
 
 from benchmarks.sim_decode import host_facts
 from jobs.cells_read import CellsRead
@@ -35,7 +35,7 @@ from jobs.model import CellPlan, JudgeInput, RunFact, RunSettings
 from jobs.provenance import own_root
 from jobs.store import Store
 from jobs.store.connect import parse_url
-from jobs.tables import certificate, key_bytes, sample, seam, token_stream, value
+from jobs.tables import attempt, certificate, key_bytes, sample, seam, token_stream, value
 from jobs.verdict import Verdict
 from tests.unit.conftest import IDS, Documents
 from tests.unit.store_sweeps import measured_sweep
@@ -208,17 +208,15 @@ def fill(url: str, cells: int) -> None:
         sweep_id = measured_sweep(store, doc.model_copy(update={"manifest": manifest, "cells": (first,)}))
         [block_id] = {run.block_id for run in store.judge_input(sweep_id).cells[0].runs}
     engine = create_engine(parse_url(url))
-    for statement in copies(engine, block_id):
+    for statement in copies(block_id):
         with engine.begin() as connection:
             connection.execute(text(statement))
     engine.dispose()
 
 
-def copies(engine: Engine, block_id: str) -> Iterator[str]:
+def copies(block_id: str) -> Iterator[str]:
     """Statements that give every run what the run of the same place in one block was given."""
-    with engine.connect() as connection:
-        columns = [row.name for row in connection.execute(text("SELECT name FROM pragma_table_info('attempt')"))]
-    others = [name for name in columns if name not in ("id", "run_id")]
+    others = [column.name for column in attempt.columns if column.name not in ("id", "run_id")]
     theirs = (
         f"FROM run r JOIN run t ON t.block_id = '{block_id}' AND t.position = r.position AND r.block_id <> t.block_id"
         " JOIN attempt a ON a.run_id = t.id"

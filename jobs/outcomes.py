@@ -54,6 +54,11 @@ FOLD_ORDER = (2, 1, 4, 3, 0)
 _SEVERITY = {outcome: rank for rank, outcome in enumerate(EXIT_WHEN_BLOCKING)}
 
 
+def severity(outcome: Outcome, exit_code: int) -> tuple[int, int]:
+    """By what the worst comes first: exit code, then outcome."""
+    return FOLD_ORDER.index(exit_code), _SEVERITY[outcome]
+
+
 def fold(codes: Iterable[int]) -> int:
     """The one exit code of several; 0 when there is none."""
     return min(codes, key=FOLD_ORDER.index, default=0)
@@ -115,4 +120,4 @@ NOTE_OUTCOMES: frozenset[Outcome] = frozenset({"TIME_WORSE", "NONDETERMINISTIC"}
 def _rank(finding: Finding) -> tuple[int, int, float, str, str]:
     """By exit code, by outcome, then by how far the figure moved; without a figure, as a crash, before all."""
     moved = math.inf if finding.share is None else abs(finding.share)
-    return (FOLD_ORDER.index(finding.exit_code), _SEVERITY[finding.outcome], -moved, finding.cell, finding.arm)
+    return (*severity(finding.outcome, finding.exit_code), -moved, finding.cell, finding.arm)

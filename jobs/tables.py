@@ -124,6 +124,7 @@ scenario = Table(
     _json("plan"),
     UniqueConstraint("sweep_id", "name"),
     UniqueConstraint("sweep_id", "position"),
+    Index("ix_scenario_sweep_id_model", "sweep_id", "model"),
 )
 
 block = Table(
@@ -423,6 +424,7 @@ cell_verdict = Table(
     _words("outcome"),
     _integer("exit_code"),
     _json("document"),
+    Index("ix_cell_verdict_kind", "verdict_id", "outcome", "exit_code", "position"),
 )
 
 finding = Table(
@@ -438,6 +440,7 @@ finding = Table(
     _integer("exit_code"),
     _json("document", nullable=True),
     Index("ix_finding_outcome", "outcome"),
+    Index("ix_finding_kind", "verdict_id", "outcome", "exit_code"),
 )
 
 golden = Table(

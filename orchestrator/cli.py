@@ -51,6 +51,7 @@ PARTS = {
     "judging": ("judge",),
     "reports": ("report", "explain"),
     "history": ("compare", "history"),
+    "serve": ("serve",),
     "comment": ("comment",),
     "check": ("check",),
     "reviewed": ("bless", "waive", "retract"),

@@ -98,12 +98,37 @@ class Scope:
         return len(self.cells) == 1 and self.left_out == 0
 
 
-class SweepView:
-    """The whole verdict as shown; derived parts are made once, when first asked for."""
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """What there is in all, where a verdict holds its worst cells and first findings alone; cells by outcome, worst
+    first."""
 
-    def __init__(self, verdict: Verdict, store: str = "") -> None:
+    counts: tuple[tuple[str, int], ...]
+    findings: int
+
+    @property
+    def cells(self) -> int:
+        """All cells."""
+        return sum(count for _, count in self.counts)
+
+
+class SweepView:
+    """The whole verdict as shown, or its beginning; derived parts are made once, when first asked for."""
+
+    def __init__(self, verdict: Verdict, store: str = "", whole: Whole | None = None) -> None:
         self.verdict = verdict
         self._store = store
+        self._whole = whole
+
+    @property
+    def cells_left_out(self) -> int:
+        """Cells that stand elsewhere, none of them worse than those that are in view."""
+        return 0 if self._whole is None else self._whole.cells - len(self.verdict.cells)
+
+    @property
+    def findings_left_out(self) -> int:
+        """Findings that stand elsewhere."""
+        return 0 if self._whole is None else max(0, self._whole.findings - len(self.verdict.findings))
 
     def command(self, *words: str) -> str:
         """A command line that finds this sweep's store: with the option that names it, unless it is the default one."""
@@ -137,6 +162,8 @@ class SweepView:
     @cached_property
     def counts(self) -> tuple[tuple[str, int], ...]:
         """Outcome and number of cells that have it, worst first."""
+        if self._whole is not None:
+            return self._whole.counts
         counted = Counter(cell.outcome for cell in self.cells)
         return tuple(counted.items())
 

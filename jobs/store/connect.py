@@ -42,6 +42,14 @@ RETRY_PAUSE_S = 0.25
 MOST_PAUSE_S = 2.0
 OUTAGE_WAIT_S = 60.0
 """How long a server that was there before is waited for: a restart takes seconds, a recovery after a crash longer."""
+
+SOON_S = 1.0
+"""How long a reader waits, who has somebody waiting in turn."""
+
+LONGEST_READ_S = 10
+"""How long a question of such a reader may take: one that is asked in vain must not hold its server."""
+
+READ_ONLY = f"-c default_transaction_read_only=on -c statement_timeout={LONGEST_READ_S}s"
 SECRETS = frozenset({"password", "sslpassword"})
 """Parameters of a PostgreSQL URL's query that are not shown."""
 SECRET_WORDS = re.compile(r"\b((?:ssl)?password)=[^&\s]*", re.IGNORECASE)
@@ -56,17 +64,26 @@ class Database:
     a transaction and given back at its end, so none is held while a card works and none survives a fork. One to a file
     is kept for the next transaction, by the process that opened it and while the file stands in its place: the last one
     that is closed copies SQLite's whole log into the file, which costs more than most transactions.
+
+    One that is `read_only` is refused every write by the database itself, and answers soon rather than surely: it waits
+    neither long for a lock nor for a server to come back.
     """
 
     def __init__(
-        self, url: str, *, sleep: Callable[[float], None] = time.sleep, lock_wait_s: float = LOCK_WAIT_S
+        self,
+        url: str,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        lock_wait_s: float = LOCK_WAIT_S,
+        read_only: bool = False,
     ) -> None:
         self.url = parse_url(url)
+        self._read_only = read_only
         self.shown = shown_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self._sleep = sleep
         self._reached = False
-        self._engine = _engine(self.url, lock_wait_s)
+        self._engine = _engine(self.url, min(lock_wait_s, SOON_S) if read_only else lock_wait_s, read_only)
         if self.is_sqlite:
             event.listen(self._engine, "do_connect", self._on_connect_to_file)
             event.listen(self._engine, "connect", self._on_connected_to_file)
@@ -122,7 +139,8 @@ class Database:
                 found = once()
             except DBAPIError as error:
                 gone = self._reached and not self.is_sqlite and _is_outage(error)
-                if not (waited_s < OUTAGE_WAIT_S if gone else _may_retry(error) and tries < TRIES):
+                is_late = waited_s >= (SOON_S if self._read_only else OUTAGE_WAIT_S)
+                if is_late if gone else not _may_retry(error) or tries >= (1 if self._read_only else TRIES):
                     raise
                 pause_s = min(RETRY_PAUSE_S * 2**tries, MOST_PAUSE_S)
                 tries, waited_s = tries + 1, waited_s + pause_s
@@ -169,8 +187,8 @@ class Database:
 
     def _on_connect_to_file(self, _dialect: Any, _record: Any, words: list[Any], options: dict[str, Any]) -> None:
         """A store that was there and is not must not come back as an empty file."""
-        if self._reached:
-            words[0] = f"file:{quote(words[0])}?mode=rw"
+        if self._reached or self._read_only:
+            words[0] = f"file:{quote(words[0])}?mode={'ro' if self._read_only else 'rw'}"
             options["uri"] = True
 
     def _on_connected_to_file(self, _connection: Any, record: Any) -> None:
@@ -231,6 +249,8 @@ class Database:
             return f"make {self.file} and its folder writable"
         if "not a database" in reason:
             return f"give another file: {self.file} holds something else"
+        if "interrupted" in reason or "statement timeout" in reason:
+            return f"it took more than {LONGEST_READ_S} s: ask for less, or later"
         if "disk" in reason or "malformed" in reason:
             return "check the disk; restore the store from a backup"
         if self.file is not None:
@@ -276,16 +296,19 @@ def parse_url(text: str) -> URL:
     raise StoreError(f"{backend} is no store", remedy)
 
 
-def _engine(url: URL, lock_wait_s: float) -> Engine:
+def _engine(url: URL, lock_wait_s: float, read_only: bool) -> Engine:
     if url.get_backend_name() != "sqlite":
+        limits = {"options": f"{url.query.get('options', '')} {READ_ONLY}".strip()} if read_only else {}
         try:
-            return create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": CONNECT_WAIT_S})
+            return create_engine(url, poolclass=NullPool, connect_args={"connect_timeout": CONNECT_WAIT_S, **limits})
         except ImportError as error:
             raise StoreError("PostgreSQL needs psycopg", "pip install 'gpu-assay[postgres]'") from error
     engine = create_engine(
         url, poolclass=QueuePool, pool_size=1, max_overflow=-1, connect_args={"timeout": lock_wait_s}
     )
     event.listen(engine, "connect", _on_connect)
+    if read_only:
+        event.listen(engine, "begin", _on_begin_of_read)
     event.listen(engine, "begin", _on_begin)
     return engine
 
@@ -303,6 +326,13 @@ def _on_begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     if options.get("isolation_level") != "AUTOCOMMIT":
         connection.exec_driver_sql("BEGIN IMMEDIATE" if options.get("assay_write") else "BEGIN")
+
+
+def _on_begin_of_read(connection: Connection) -> None:
+    late_s = time.monotonic() + LONGEST_READ_S
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, sqlite3.Connection)
+    driver.set_progress_handler(lambda: time.monotonic() > late_s, 100_000)
 
 
 def _is_outage(error: DBAPIError) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Table, func, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, and_, func, select
 
 from jobs import more_runs
 from jobs.cells_read import CellsRead, cards_of
@@ -33,7 +33,7 @@ from jobs.model import (
 )
 from jobs.store import calibrations, retractions, submission, verdicts
 from jobs.store.records import COLUMNS_ALIKE
-from jobs.store.rows import StoredRun
+from jobs.store.rows import StoredRun, SweepRow
 from jobs.store.strict import flag_text
 from jobs.tables import (
     attempt,
@@ -46,6 +46,7 @@ from jobs.tables import (
     scenario,
     seam,
     series,
+    sweep,
     token_stream,
     value,
 )
@@ -78,17 +79,19 @@ def cells_read(connection: Connection, sweep_id: str) -> CellsRead:
 
 def around_cells(connection: Connection, sweep_id: str) -> JudgeInput:
     """The judge's input without its cells."""
-    row = submission.one(connection, sweep_id)
-    manifest = submission.manifest_of(connection, sweep_id)
+    return _around(connection, submission.one(connection, sweep_id), submission.manifest_of(connection, sweep_id))
+
+
+def _around(connection: Connection, row: SweepRow, manifest: Manifest) -> JudgeInput:
     return JudgeInput(
         manifest=manifest,
         manifest_digest=row.manifest_digest,
         cells=(),
-        adjudications=verdicts.adjudications(connection, sweep_id),
+        adjudications=verdicts.adjudications(connection, row.id),
         calibrations=calibrations.known(connection, manifest, row.created_at),
         retracted_goldens=retractions.goldens_of(connection, [one.id for one in manifest.reviewed.goldens]),
         stamp=Stamp(
-            sweep_id=sweep_id,
+            sweep_id=row.id,
             request=row.request,
             harness_digest=row.harness_digest,
             harness_version=row.harness_version,
@@ -103,6 +106,27 @@ def cell_inputs(connection: Connection, sweep_id: str, names: Collection[str]) -
     """Some cells of a sweep with their runs, in the sweep's order; a name that is no cell's gives none."""
     plans = _plans(connection, sweep_id, scenario.c.name.in_(names))
     return tuple(_cells(connection, plans, submission.one(connection, sweep_id).retracted_reason))
+
+
+def one_cell(connection: Connection, sweep_id: str, name: str, first: int, count: int) -> tuple[JudgeInput, int]:
+    """The judge's input of one cell alone, with its runs of `count` blocks from block `first`; and how many it has.
+
+    Raises SpecError where the sweep has no cell of that name. A manifest of ten thousand cells is not validated for it.
+    """
+    wanted = select(scenario.c.id, scenario.c.plan).where(scenario.c.sweep_id == sweep_id, scenario.c.name == name)
+    found = connection.execute(wanted).one_or_none()
+    if found is None:
+        raise SpecError(f"sweep {sweep_id} has no cell {name!r}", "its page lists its cells")
+    raw = connection.execute(select(sweep.c.manifest).where(sweep.c.id == sweep_id)).scalar_one()
+    manifest = Manifest.model_validate({**raw, "cells": [found.plan]})
+    row = submission.one(connection, sweep_id)
+    around = _around(connection, row, manifest)
+    blocks = connection.execute(select(func.count()).where(block.c.scenario_id == found.id)).scalar_one()
+    here = and_(block.c.scenario_id == found.id, block.c.number >= first, block.c.number < first + count)
+    runs = tuple(_run_facts(connection, here, row.retracted_reason)[found.id])
+    cell = CellInput(plan=manifest.cells[0], runs=runs)
+    asked = tuple(one for one in around.adjudications if one.asked.cell == name)
+    return around.model_copy(update={"cells": (cell,), "adjudications": asked}), blocks
 
 
 def _plans(connection: Connection, sweep_id: str, *only: ColumnElement[bool]) -> dict[str, CellPlan]:

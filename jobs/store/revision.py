@@ -71,6 +71,12 @@ def is_known(found: str) -> bool:
     return found in _revisions(None)
 
 
+def told(connection: Connection) -> str | None:
+    """The revision that a store says it is at, where it is known to be one."""
+    found: str | None = connection.execute(text("SELECT max(version_num) FROM alembic_version")).scalar_one()
+    return found
+
+
 def require_known(found: str | None, folder: Path | None = None) -> None:
     """Raise StoreError when a store is at a revision that these scripts do not have."""
     if found is not None and found not in _revisions(folder):
@@ -119,12 +125,17 @@ def require_head(database: Database, folder: Path | None = None) -> None:
     if database.file is not None and not database.file.exists():
         raise StoreError(f"no store at {database.file}", f"create it: assay db upgrade --store {database.shown}")
     with database.reading() as connection:
-        found = current(connection)
+        require_at_head(connection, database.shown, folder)
+
+
+def require_at_head(connection: Connection, shown: str, folder: Path | None = None) -> None:
+    """The same of a store that is open; `shown`: its URL without a password."""
+    found = current(connection)
     require_known(found, folder)
     if found != (newest := head(folder)):
         raise StoreError(
             f"the store is at revision {found or 'none'}, this assay needs {newest}",
-            f"assay db upgrade --store {database.shown}",
+            f"assay db upgrade --store {shown}",
         )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Generic, Literal, TypeVar
 
 from ulid import ULID
 
 from jobs.lifecycle import Tried
 from jobs.model import ArmPlan, CellPlan, RunFact, RunState
 
+T = TypeVar("T")
 Priority = Literal["pr", "nightly"]
 PRIORITIES: tuple[Priority, ...] = ("pr", "nightly")
 """In the order in which they are served; the store holds the index."""
@@ -20,6 +21,21 @@ IdKind = Literal["swp", "cel", "blk", "run", "att", "vrd", "gld", "cmt"]
 def new_id(kind: IdKind, now: datetime) -> str:
     """A prefixed ULID, lower case: sortable by time to the millisecond, unique without asking the store."""
     return f"{kind}_{ULID.from_datetime(now)}".lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Rows of `total`: those of page `number` (from 1), at most `size` a page."""
+
+    rows: tuple[T, ...]
+    total: int
+    number: int
+    size: int
+
+    @property
+    def last(self) -> int:
+        """The number of the last page; 1 where no row is."""
+        return max(1, -(-self.total // self.size))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Connection, Label, Select, Table, Text, insert, select, type_coerce, update
+from sqlalchemy import Connection, Label, Row, Select, Table, Text, insert, select, type_coerce, update
 
 from jobs.column_types import Canonical
 from jobs.errors import StoreError
@@ -157,30 +158,42 @@ def newest(connection: Connection, sweep_id: str) -> Verdict | None:
 
     Raises StoreError when it cannot be read any more.
     """
-    row = connection.execute(_newest_first(sweep_id, verdict.c.id, _text(verdict))).one_or_none()
+    row = newest_frame(connection, sweep_id)
     if row is None:
         return None
-    try:
+    with readable(row.id):
         frame = Verdict.model_validate_json(row.text)
         cells = tuple(CellVerdict.model_validate_json(text) for text in _texts(connection, cell_verdict, row.id))
         findings = tuple(Finding.model_validate_json(text) for text in _texts(connection, finding, row.id))
-    except ValidationError as error:
-        if error.errors()[0]["type"] == "json_invalid":
-            raise  # a broken row, and not one of another version
-        raise StoreError(
-            f"verdict {row.id} was written by another version of assay", "judge the sweep again"
-        ) from error
     found = frame.model_copy(update={"cells": cells, "findings": findings})
     return struck(found, fallen(connection, sweep_id))
 
 
+def newest_frame(connection: Connection, sweep_id: str) -> Row[Any] | None:
+    """Id and frame (`text`) of the verdict in force; None before the first."""
+    return connection.execute(_newest_first(sweep_id, verdict.c.id, text_of(verdict))).one_or_none()
+
+
+@contextmanager
+def readable(verdict_id: str) -> Iterator[None]:
+    """StoreError where a verdict is of another form than this assay's."""
+    try:
+        yield
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid":
+            raise  # a broken row, and not one of another version
+        raise StoreError(
+            f"verdict {verdict_id} was written by another version of assay", "judge the sweep again"
+        ) from error
+
+
 def _texts(connection: Connection, table: Table, verdict_id: str) -> Iterator[str]:
-    wanted = select(_text(table)).where(table.c.verdict_id == verdict_id).order_by(table.c.position)
+    wanted = select(text_of(table)).where(table.c.verdict_id == verdict_id).order_by(table.c.position)
     yield from connection.execute(wanted, execution_options={"yield_per": AT_ONCE}).scalars()
 
 
-def _text(table: Table) -> Label[str]:
-    """A document as it stands, to be read once and not into objects of its own before."""
+def text_of(table: Table) -> Label[str]:
+    """A row's document as it stands, to be read once and not into objects of its own before."""
     return type_coerce(table.c.document, Text).label("text")
 
 

@@ -55,16 +55,16 @@ def environment(*, for_html: bool) -> jinja2.Environment:
     return made
 
 
-def page(template: str, style: str | None, *, scripts: bool = False, **values: Any) -> str:
+def page(template: str, style: str | None, *, scripts: bool = False, forms: bool = False, **values: Any) -> str:
     """A page of a template that extends the base; its style sheet stands in it, or (None) among the shared assets.
 
-    With `scripts` it may run those of the shared assets, and no other.
+    With `scripts` it may run those of the shared assets, and no other; with `forms` it may ask its own server.
     """
     return (
         environment(for_html=True)
         .get_template(template)
         .render(
-            policy=_policy(style, scripts),
+            policy=_policy(style, scripts, forms),
             generator=markupsafe.Markup(GENERATOR),
             style=None if style is None else markupsafe.Markup(style),
             unique=_namer(),
@@ -73,13 +73,20 @@ def page(template: str, style: str | None, *, scripts: bool = False, **values: A
     )
 
 
+def compile_templates() -> None:
+    """Compile all templates of pages, so that the first reader does not wait for it."""
+    made = environment(for_html=True)
+    for name in made.list_templates(filter_func=lambda name: name.endswith(".html.j2")):
+        made.get_template(name)
+
+
 @cache
 def style_sheet() -> str:
     """The style sheet of every page."""
     return (_REPORTS / "assets" / "report.css").read_text(encoding="utf-8")
 
 
-def _policy(style: str | None, scripts: bool) -> str:
+def _policy(style: str | None, scripts: bool, forms: bool) -> str:
     """Nothing but our own style, and script where asked for: no image, no frame, no form, no request anywhere."""
     own = (
         "'self' file:"
@@ -87,7 +94,8 @@ def _policy(style: str | None, scripts: bool) -> str:
         else f"'sha256-{base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()}'"
     )
     ours = "; script-src 'self' file:" if scripts else ""
-    return f"default-src 'none'; style-src {own}{ours}; base-uri 'none'; form-action 'none'"
+    asks = "'self'" if forms else "'none'"
+    return f"default-src 'none'; style-src {own}{ours}; base-uri 'none'; form-action {asks}"
 
 
 def _namer() -> Callable[[str], str]:

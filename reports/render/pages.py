@@ -96,15 +96,17 @@ def sections_of(view: SweepView) -> Iterable[ModuleType]:
     return (module for module in _SECTIONS if module is not reviewed or view.verdict.reviewed)
 
 
-def sweep_page(view: SweepView, links: Links, style: str | None = None) -> str:
-    """The page of a sweep; `style`: the style sheet, where the page holds it."""
+def sweep_page(
+    view: SweepView, links: Links, style: str | None = None, *, template: str = "page.html.j2", **more: Any
+) -> str:
+    """The page of a sweep; `style`: the style sheet, where the page holds it. `template` and `more` as of an index."""
     cells = view.first_cells(_PAGE_CELLS)
-    scope = Scope(cells, _FIRST_ROWS, _FIRST_ROWS, len(view.cells) - len(cells))
+    scope = Scope(cells, _FIRST_ROWS, _FIRST_ROWS, len(view.cells) - len(cells) + view.cells_left_out)
     sections = [module.build(view, scope) for module in (headline, *sections_of(view))]
     figures = tiles.of_cell(cells[0]) if scope.is_single else tiles.of_sweep(view)
     verdict = view.verdict
-    named: dict[str, Any] = {"name": verdict.sweep, "outcome": verdict.outcome, "exit_code": verdict.exit_code}
-    return _judged("page.html.j2", view, links, style, sections=sections, tiles=figures, **named)
+    named: dict[str, Any] = {"name": verdict.sweep, "outcome": verdict.outcome, "exit_code": verdict.exit_code, **more}
+    return _judged(template, view, links, style, sections=sections, tiles=figures, **named)
 
 
 def shown_first(view: SweepView) -> list[str]:
@@ -135,7 +137,15 @@ def list_page(view: SweepView, cells: Sequence[CellVerdict], links: Links, place
     )
 
 
-def cell_page(view: SweepView, cell: CellView, doc: JudgeInput | None, links: Links) -> str:
+def cell_page(
+    view: SweepView,
+    cell: CellView,
+    doc: JudgeInput | None,
+    links: Links,
+    *,
+    template: str = "cell.html.j2",
+    **more: Any,
+) -> str:
     """The page of a cell; with the judge's input `doc` it goes on to runs, samples, certificates, logs and tokens."""
     scope = Scope((cell,), _PAGE_ROWS, _PAGE_ROWS)
     fallen = headline.struck(view)
@@ -144,8 +154,9 @@ def cell_page(view: SweepView, cell: CellView, doc: JudgeInput | None, links: Li
     if doc is not None:
         sections += explain.sections(view.verdict, doc, cell.name)
     sections.append(stamp.build(view, scope))
-    named: dict[str, Any] = {"name": cell.name, "outcome": cell.source.outcome, "exit_code": cell.source.exit_code}
-    return _judged("cell.html.j2", view, links, None, sections=sections, tiles=tiles.of_cell(cell), **named)
+    code = cell.source.exit_code
+    named: dict[str, Any] = {"name": cell.name, "outcome": cell.source.outcome, "exit_code": code, **more}
+    return _judged(template, view, links, None, sections=sections, tiles=tiles.of_cell(cell), **named)
 
 
 def scenario_page(scenario: Scenario, links: Links) -> str:
@@ -160,7 +171,7 @@ def _judged(template: str, view: SweepView, links: Links, style: str | None, *, 
         style,
         links=links,
         behind=view.cells[0].cell if len(view.cells) == 1 else "",
-        total=len(view.cells),
+        total=len(view.cells) + view.cells_left_out,
         outcome=outcome,
         tone=OUTCOMES[outcome][0],
         gloss=gloss(outcome, verdict.gate),

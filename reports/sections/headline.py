@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from jobs.redact import redact
-from jobs.verdict import ArmView, CellVerdict
+from jobs.verdict import ArmView, CellVerdict, Finding
 from reports.blocks import (
     Block,
     CellRef,
@@ -83,7 +83,12 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
     if not findings or _is_said(view):
         return []
     shown = findings[: scope.rows]
-    with_cell = len(view.verdict.cells) != 1
+    left = len(findings) - len(shown) + view.findings_left_out
+    return [findings_table(shown, with_cell=len(view.verdict.cells) != 1, left=left)]
+
+
+def findings_table(findings: Sequence[Finding], *, with_cell: bool, left: int = 0) -> Table:
+    """Findings with what to do, `left` of which stand elsewhere."""
     head = (Column("State"), *((Column("Cell"),) if with_cell else ()), Column("Arm"))
     columns = (*head, Column("What happened", prose=True), Column("What to do", prose=True), Column("Exit", "right"))
     rows = tuple(
@@ -95,9 +100,9 @@ def _findings(view: SweepView, scope: Scope) -> list[Block]:
             words(finding.remedy or "nothing: it only informs"),
             words(str(finding.exit_code) if finding.exit_code else "0, advice"),
         )
-        for finding in shown
+        for finding in findings
     )
-    return [Table("Findings", columns, rows, more=len(findings) - len(shown))]
+    return Table("Findings", columns, rows, more=left)
 
 
 def struck(view: SweepView) -> list[Block]:
@@ -213,6 +218,7 @@ def _folded(view: SweepView, scope: Scope) -> tuple[Details, ...]:
 def _ranked(caption: str, telling: Sequence[Ranked], view: SweepView, scope: Scope) -> Table:
     shown = telling[: scope.rows]
     with_cell = len(view.verdict.cells) > 1
+    caption += f", of the {plural(len(view.cells), 'worst cell')}" if view.cells_left_out else ""
     head = (Column("State"), *((Column("Cell"),) if with_cell else ()), Column("Row"))
     columns = (*head, Column("base", "right"), Column(view.under_test, "right"), Column("Change", "right"))
     rows = tuple(
@@ -269,7 +275,7 @@ def _cells(view: SweepView, scope: Scope) -> Table:
         for cell in shown
     )
     columns = (Column("State"), Column("Cell"), Column("Meaning", prose=True), Column("Exit", "right"))
-    return Table("Cells, worst first", columns, rows, more=len(view.cells) - len(shown))
+    return Table("Cells, worst first", columns, rows, more=len(view.cells) - len(shown) + view.cells_left_out)
 
 
 def banner(view: SweepView) -> tuple[State, str]:

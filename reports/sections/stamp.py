@@ -104,7 +104,8 @@ def _runs(view: SweepView) -> Inlines:
     runs = view.run_ids
     if not runs:
         return words("none cited")
-    more = f" and {integer(len(runs) - _RUNS_SHOWN)} more" if len(runs) > _RUNS_SHOWN else ""
+    left = len(runs) - _RUNS_SHOWN
+    more = " and others" if view.cells_left_out else f" and {integer(left)} more" if left > 0 else ""
     return (*joined([Name(run) for run in runs[:_RUNS_SHOWN]]), *words(more))
 
 

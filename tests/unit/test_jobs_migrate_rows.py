@@ -33,7 +33,7 @@ from tests.unit.migrations_later import scripts_with
 
 pytest_plugins = ("tests.unit.jobs_store_cases",)
 
-RELEASES = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011")
+RELEASES = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010", "0011", "0012", "0013")
 
 
 def fill(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
