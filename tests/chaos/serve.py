@@ -16,7 +16,7 @@ from orchestrator import leases
 leases.LEASE_S, leases.BEAT_S = 1.5, 0.3  # before anybody takes them over
 
 from jobs.adapters.native import NativeAdapter  # noqa: E402
-from orchestrator import scheduler  # noqa: E402
+from orchestrator import dispatch, scheduler  # noqa: E402
 from orchestrator.cards import CardName  # noqa: E402
 from orchestrator.choose import simulated_cards  # noqa: E402
 from orchestrator.cli import call  # noqa: E402
@@ -40,6 +40,7 @@ def make(worker: str, card: CardName, stopped: Callable[[], bool]) -> GpuWorker:
 
 store, root, name = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
 WORKS = WorkerSettings(root / name / "spool", root / name / "scratch", root / "locks")
+dispatch.ASK_AGAIN_S = 0.2  # a block whose lease has ended is waited for no longer than it must
 scheduler.Scheduler.__init__.__kwdefaults__["keep_s"] = 0.2  # type: ignore[index]
 vars(scheduler)["ClusterPlacer"] = lambda **_given: Threads(simulated_cards(name, 1), make)
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ class Site:
         (tree / "engine").mkdir(parents=True)
         (tree / "engine" / "__init__.py").write_text("")
         shutil.copyfile(ROOT / "tests" / "fakes" / "engine_main.py", tree / "engine" / "__main__.py")
-        asked = json.dumps({"sleep_s": 0.3, "began": str(self.root / "began"), **(wish or {})})
+        asked = json.dumps({"sleep_s": 0.1, "began": str(self.root / "began"), **(wish or {})})
         arms = tuple(
             ArmPlan(
                 name=name, role=role, source="path", tree_digest=tree_digest(tree),
