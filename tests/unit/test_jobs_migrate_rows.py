@@ -46,10 +46,11 @@ def fill(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
             continue
         row: dict[str, Any] = {}
         for column in table.columns:
+            is_id = column.name == "id" or any(key.column.name == "id" for key in column.foreign_keys)
             if column.name == "missing" or (column.nullable and not column.foreign_keys):
                 continue
             row[column.name] = words.get(column.name, {}).get(table.name) or (
-                "id" if column.foreign_keys or column.name == "id" else SAMPLES[type(column.type.as_generic())]
+                "id" if is_id else SAMPLES[type(column.type.as_generic())]
             )
         connection.execute(table.insert(), row | ({"integer": 7} if table.name == "value" else {}))
     return rows(connection)
