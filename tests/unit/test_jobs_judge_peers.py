@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.judge import judge
-from jobs.model import Gate
+from jobs.model import Certificate, Gate
 from jobs.verdict import Verdict
 from orchestrator.summary import tables
 from reports.render import render
@@ -58,3 +58,43 @@ def test_parity_stands_beside_every_ratio_of_another_engine(documents: Any) -> N
         assert told in beside and "tokens/s" in beside
         ratios = [line for line in rows if "`decode_ms_per_token`" in line and "×" in line]
         assert ratios and all(told in line for line in ratios)
+
+
+@pytest.mark.parametrize(
+    ("varies", "outcome"),
+    [((), "NOT_COMPARABLE"), (("program",), "NOT_COMPARABLE"), (("program", "device"), "PASS")],
+)
+def test_an_engine_beside_the_card_is_compared_where_the_sweep_says_so(
+    documents: Any, varies: tuple[str, ...], outcome: str
+) -> None:
+    """A version that each has of its own is no difference to name once engines are compared, and a device is one."""
+    seen = {"uuid": "SIM-0", "card": "a card", "driver": "sim 1", "verdict": "clear", "grade": "pids"}
+    record = {"certificate": Certificate(**seen, **documents.WATCHED)}
+    base = documents.arm(effective={"torch.version": "torch 1"}, device={"kind": "cuda"}, record=record)
+    own = {"effective": {"torch.version": "torch 2"}, "device": {"kind": "cpu"}, "record": record}
+    head = documents.arm(plan={"role": "variant", "adapter": "torch"}, **own)
+    verdict = judge(documents.sweep(base=base, head=head, varies=varies, gate=Gate(exact="off")))
+    assert isinstance(verdict, Verdict)
+    told = " ".join(finding.message for finding in verdict.findings)
+    assert verdict.outcome == outcome, told
+    assert ("torch.version is" in told) is (varies == ())
+    assert ("card's kind is" in told) is ("device" not in varies)
+
+
+def test_versions_that_differ_inside_one_arm_are_never_compared(documents: Any) -> None:
+    doc = documents.sweep(
+        base=documents.arm(effective={"torch.version": "torch 1"}),
+        head=documents.arm(effective={"torch.version": "torch 1"}, plan={"adapter": "torch"}),
+        varies=("program",),
+        gate=Gate(exact="off"),
+    )
+
+    def later(run: Any) -> Any:
+        if run.arm != "head" or run.position != max(r.position for r in doc.cells[0].runs if r.arm == "head"):
+            return run
+        config = {**run.record.effective_config, "torch.version": {"value": "torch 2", "source": "request"}}
+        return run.model_copy(update={"record": run.record.model_copy(update={"effective_config": config})})
+
+    verdict = judge(documents.replace_runs(doc, later))
+    assert isinstance(verdict, Verdict)
+    assert verdict.outcome == "NOT_COMPARABLE"
