@@ -89,19 +89,21 @@ class Parts:
         where = [] if wanted.outcome is None else [self._outcome == wanted.outcome]
         for column, part in ((cell_verdict.c.model, wanted.model), (cell_verdict.c.cell, wanted.text)):
             where += [column.icontains(part, autoescape=True)] if part else []
-        here = self._places(cell_verdict, *where, order=self._order())
-        shown = here[(number - 1) * size : number * size]
-        return Page(self._read(cell_verdict, CellVerdict, shown), len(here), number, size)
+        here = (cell_verdict.c.verdict_id == self._id, *where)
+        total = self._connection.execute(select(func.count()).select_from(cell_verdict).where(*here)).scalar_one()
+        shown = self._places(cell_verdict, *where, order=self._order(), first=(number - 1) * size, most=size)
+        return Page(self._read(cell_verdict, CellVerdict, shown), total, number, size)
 
     def beginning(self, worst: int, findings: int) -> Verdict:
         """The verdict with its `worst` cells, in the document's order, and its first `findings`."""
-        here = self._places(cell_verdict, order=self._order())[:worst]
+        here = self._places(cell_verdict, order=self._order(), most=worst)
         told = self._read(finding, Finding, range(findings))
         return self.verdict(self._read(cell_verdict, CellVerdict, sorted(here)), told)
 
     def findings_of(self, cells: Sequence[str]) -> tuple[Finding, ...]:
         """The findings of some cells, worst first."""
-        return self._read(finding, Finding, self._places(finding, finding.c.cell.in_(cells))[:FINDINGS_OF_CELLS])
+        here = self._places(finding, finding.c.cell.in_(cells), most=FINDINGS_OF_CELLS)
+        return self._read(finding, Finding, here)
 
     def findings(self, number: int, size: int) -> Page[Finding]:
         """A page of the findings, worst first, after what was retracted since."""
@@ -138,10 +140,18 @@ class Parts:
         kinds = ((self._outcome == outcome) & (self._exit_code == code) for outcome, code, _ in self._kinds)
         return [case(*((kind, place) for place, kind in enumerate(kinds)))] if self._kinds else []
 
-    def _places(self, table: Table, *where: ColumnElement[bool], order: Sequence[Any] = ()) -> list[int]:
-        """Where in the document the rows stand that fit: each row has 20 kB, so none is sorted."""
+    def _places(
+        self,
+        table: Table,
+        *where: ColumnElement[bool],
+        order: Sequence[Any] = (),
+        first: int = 0,
+        most: int = FINDINGS_OF_CELLS,
+    ) -> list[int]:
+        """Where in the document the rows stand that fit: each row has 20 kB, so none of them is sorted itself."""
         wanted = select(table.c.position).where(table.c.verdict_id == self._id, *where)
-        return list(self._connection.execute(wanted.order_by(*order, table.c.position)).scalars())
+        ordered = wanted.order_by(*order, table.c.position).offset(first).limit(most)
+        return list(self._connection.execute(ordered).scalars())
 
     def _read(self, table: Table, form: type[D], places: Sequence[int]) -> tuple[D, ...]:
         """Some cells or findings, in the order of `places`; those that are not there are left out."""
