@@ -121,9 +121,10 @@ class Story:
             judge_sweep(store, sweep_id, final=True)
 
     def _worker(self, name: str, card: Any, stopped: Any) -> GpuWorker:
-        kept = {name: self.root / name for name in ("spool", "scratch", "locks", "packs")}
+        spool, scratch, locks, packs = (self.root / one for one in ("spool", "scratch", "locks", "packs"))
+        places = WorkerSettings(spool, scratch, locks, packs=packs)
         probe = ScriptedProbe([card.uuid], time.monotonic, [])
-        return GpuWorker(name, card, WorkerSettings(**kept), probe, {"PATH": "/usr/local/bin:/usr/bin:/bin"}, stopped)
+        return GpuWorker(name, card, places, probe, {"PATH": "/usr/local/bin:/usr/bin:/bin"}, stopped)
 
 
 @pytest.fixture
