@@ -50,7 +50,7 @@ def address_of(server: subprocess.Popen[str]) -> str:
     return said[1]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_ends_it_with_its_code_and_the_token_is_nowhere(
     server: subprocess.Popen[str], judged: str, number: signal.Signals
 ) -> None:
@@ -74,7 +74,7 @@ def test_a_port_that_is_taken_is_named(judged: str, capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
 def test_other_hosts_are_not_let_in_without_a_token(
-    judged: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
     monkeypatch.delenv(TOKEN, raising=False)
     code, said = refused(capsys, "--host", host)
@@ -83,7 +83,7 @@ def test_other_hosts_are_not_let_in_without_a_token(
 
 @pytest.mark.parametrize("token", ["", "short", "with blank in the middle", "näher-als-sechzehn-zeichen"])
 def test_a_token_that_protects_nothing_is_refused_and_not_shown(
-    judged: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, token: str
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     monkeypatch.setenv(TOKEN, token)
     code, said = refused(capsys)
@@ -105,8 +105,8 @@ def test_what_cannot_be_served_is_named(
     code: int, told: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv(TOKEN, SECRET)
-    assert refused(capsys, *words)[0] == code
-    assert told in refused(capsys, *words)[1]
+    ended, said = refused(capsys, *words)
+    assert ended == code and told in said
     assert not Path("nowhere.sqlite").exists()
 
 

@@ -168,10 +168,10 @@ def test_hostile_names_stay_text_on_every_page(served_file: Served) -> None:
         ("/docs", 404, "nothing stands at /docs"),
     ],
 )
-def test_what_is_not_there_gets_a_plain_answer(served: Served, path: str, status: int, words: str) -> None:
-    page = got(served, path, status)
+def test_what_is_not_there_gets_a_plain_answer(served_file: Served, path: str, status: int, words: str) -> None:
+    page = got(served_file, path, status)
     assert words in html.unescape(page)
-    told = served.client().get(f"/api/v1{path}" if path.startswith("/sweeps") else "/api/nope")
+    told = served_file.client().get(f"/api/v1{path}" if path.startswith("/sweeps") else "/api/nope")
     assert told.status_code in (404, 422) and set(told.json()) == {"error", "remedy"}
 
 
