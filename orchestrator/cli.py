@@ -186,9 +186,12 @@ def _fail(message: str, code: int) -> int:
 
 def _os_words(error: OSError) -> str:
     """What the system refused, with the file where it names one, and what to do about it."""
-    if error.filename is None or error.strerror is None:
-        return error.strerror or str(error)
+    if error.strerror is None:
+        return str(error)
     remedy = OS_REMEDIES.get(error.errno or 0)
+    if error.filename is None:  # a write into an open file: only a full disk has a remedy without the place
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return error.strerror + (" (free space where the command writes, or name another place)" if full else "")
     return f"{error.filename}: {error.strerror}" + (f" ({remedy})" if remedy else "")
 
 

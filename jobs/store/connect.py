@@ -251,7 +251,9 @@ class Database:
             return f"give another file: {self.file} holds something else"
         if "interrupted" in reason or "statement timeout" in reason:
             return f"it took more than {LONGEST_READ_S} s: ask for less, or later"
-        if "disk" in reason or "malformed" in reason:
+        if "disk is full" in reason or "No space left" in reason:
+            return "free space where the store lies; what it held before stays"
+        if "disk" in reason or "malformed" in reason or "decode to UTF-8" in reason:
             return "check the disk; restore the store from a backup"
         if self.file is not None:
             return f"{self.file} was removed, replaced or changed while in use: restore it, or run the sweep anew"

@@ -38,12 +38,16 @@ def judge(sweep: IdArgument, store: StoreOption = None, as_json: JsonOption = Fa
     One with runs pending stays open: `assay run ID --resume` goes on with it. An earlier verdict is kept too, and what
     this one says otherwise is shown, cell by cell.
     """
-    opened = open_store(settings_for(store))
+    given = settings_for(store)
+    opened = open_store(given)
     try:
         sweep_id = opened.resolve_id(sweep, "swp")
         left = opened.pending(sweep_id)
         if left.pending and left.live_attempts:
-            raise NotJudged(f"sweep {sweep_id} is being run: {left.pending} of {left.runs} runs pending", "wait for it")
+            raise NotJudged(
+                f"sweep {sweep_id} is being run: {left.pending} of {left.runs} runs pending",
+                f"wait for it; after a crash go on with: assay run {sweep_id} --resume{given.store_words}",
+            )
         before, unread = _verdict_before(opened, sweep_id)
         verdict = judge_sweep(opened, sweep_id)
     finally:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
+from sqlalchemy.exc import OperationalError
 
 from jobs.errors import StoreError
 from jobs.store.connect import Database
@@ -104,4 +105,30 @@ def test_a_file_that_was_replaced_is_the_one_that_is_written(file: Path, opened:
     copy.rename(file)
     insert(database, 2)
     assert numbers(database) == [2]
+    database.close()
+
+
+def test_a_full_disk_asks_for_space_and_for_no_backup(file: Path, opened: tuple[Database, list[int]]) -> None:
+    """Nothing that was committed is lost by it, and an older copy of the store would lose some."""
+    database, _ = opened
+    insert(database, 1)
+    database.read(lambda c: c.exec_driver_sql("PRAGMA max_page_count = 1").scalar_one())
+    with pytest.raises(StoreError, match="disk is full") as caught:
+        database.write(lambda c: c.exec_driver_sql("INSERT INTO t VALUES (zeroblob(100000))"))
+    assert caught.value.remedy == "free space where the store lies; what it held before stays"
+    assert numbers(database) == [1]
+    database.close()
+
+
+def test_a_servers_full_disk_asks_for_the_same(file: Path) -> None:
+    """In PostgreSQL's own words, class 53100."""
+    database = Database(f"sqlite:///{file}")
+
+    def without_room(_: Connection) -> None:
+        words = 'could not extend file "base/5/16384": No space left on device\nHINT:  Check free disk space.'
+        raise OperationalError("INSERT", None, sqlite3.OperationalError(words))
+
+    with pytest.raises(StoreError, match="No space left on device") as caught:
+        database.write(without_room)
+    assert caught.value.remedy == "free space where the store lies; what it held before stays"
     database.close()

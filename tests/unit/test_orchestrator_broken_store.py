@@ -37,6 +37,7 @@ BROKEN = {
         ("gate", "report", "explain", "db check"),
     ),
     "the verdict is empty": ("UPDATE verdict SET document = '{}'", ("gate", "report", "explain", "db check")),
+    "a name is no text": ("UPDATE sweep SET name = CAST(x'ff' AS TEXT)", ("status", "db check")),
     "a time is none": ("UPDATE sweep SET created_at = 'yesterday'", ("status", "status ID", "db check")),
 }
 

@@ -90,6 +90,13 @@ def test_a_full_disk_under_stdout_is_named(judged: str, code: int) -> None:
         )  # fmt: skip
 
 
+def test_a_full_disk_under_a_report_has_a_remedy(judged: str, code: int) -> None:
+    """The system names no file where it refuses to write into one that is open."""
+    assert shell(f"assay report {judged} --format json --out /dev/full") == (
+        4, "", "error: No space left on device (free space where the command writes, or name another place)\n",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "environ", [{"PYTHONIOENCODING": "ascii"}, {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}]
 )

@@ -121,4 +121,6 @@ def test_a_sweep_that_is_being_run_is_no_answer_either(url: str, capsys: pytest.
     store.open_attempt(claim.pending[0].run_id, claim.fence, "w", "SIM-0")
     store.close()
     assert call(["judge", sweep_id, "--store", url]) == 3
-    assert "is being run: 4 of 4 runs pending (wait for it)" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "is being run: 4 of 4 runs pending (wait for it; after a crash go on with: " in told
+    assert f"assay run {sweep_id} --resume --store {url})" in told
