@@ -10,6 +10,7 @@ A tree stands whole or not at all, and one whose files were changed is shipped a
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -83,6 +84,8 @@ class ArmCache:
                 place = self._place(arm.pack)
                 mark = held.enter_context((place / "tree.sha256").open("rb"))
                 fcntl.flock(mark, fcntl.LOCK_SH)
+                if not os.fstat(mark.fileno()).st_nlink:  # it made room between being opened and being locked
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), mark.name)
                 os.utime(mark.fileno())
             except OSError as error:
                 why = self._refused.get(arm.pack) or f"it was not shipped here: {error.strerror}"

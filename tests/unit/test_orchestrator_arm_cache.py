@@ -158,6 +158,25 @@ def field(tmp_path: Path) -> Field:
     return made
 
 
+def test_a_tree_that_makes_room_while_it_is_about_to_be_locked_is_not_run_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, chunks = packed(tmp_path / "tree", b"x")
+    cache, other = ArmCache(tmp_path / "cache"), ArmCache(tmp_path / "cache", most_bytes=0)
+    assert ship(cache, pack, chunks)
+    lock = fcntl.flock
+
+    def late(file: object, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", lock)
+        other._make_room("")
+        lock(file, how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(PackError, match="not on this host: it was not shipped here"), cache.placed(arm(pack)):
+        pass
+    assert not cache.holds(pack) and ship(cache, pack, chunks) and cache.holds(pack)
+
+
 def test_a_sweep_whose_arms_are_not_on_the_host_is_measured_from_their_packs(field: Field) -> None:
     sweep_id, manifest = submitted(field)
     left = field.work(sweep_id, manifest)
