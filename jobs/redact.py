@@ -26,14 +26,16 @@ _ASSIGNED: Final = re.compile(
     r"(?i)\b([A-Z0-9_.-]*(?:secret|token|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credential)"
     r"[A-Z0-9_.-]*)([\"']?\s*[=:]\s*[\"']?)([^\s\"',;&]{4,})"
 )
-_OPTION: Final = re.compile(
+_OPTION_NAME: Final = (
     r"(?i)(--[a-z0-9-]*(?:secret|token|passw(?:or)?d|passphrase|api-?key|access-?key|private-?key|credential)s?)"
-    r"(\s+['\"]?)([^\s\"']{4,})"
 )
-_USERINFO: Final = re.compile(r"\b([a-z][a-z0-9+.-]*://)[^\s/@]+@", re.IGNORECASE)
-_SECRET_NAME: Final = re.compile(
-    r"(?i)secret|token(?!s)|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credential"
-)
+_OPTION: Final = re.compile(_OPTION_NAME + r"(\s+['\"]?)([^\s\"']{4,})")
+_OPTION_WORD: Final = re.compile(_OPTION_NAME)
+_AUTHORIZED: Final = re.compile(r"(?i)\b(authorization[\"']?\s*[=:]\s*[\"']?(?:[a-z]+\s+)?)[^\s\"',;]+")
+_USERINFO: Final = re.compile(r"\b([a-z][a-z0-9+.-]*://)(?:[^\s/@]+|[^\s/@:]+:[^\s@]+)@", re.IGNORECASE)
+_SECRETS: Final = r"(?i)secret|passw(?:or)?d|passphrase|api[_-]?key|access[_-]?key|private[_-]?key|credential"
+_HOLDS_SECRETS: Final = re.compile(_SECRETS)
+_SECRET_NAME: Final = re.compile(_SECRETS + r"|token(?!s)")
 _COUNTED: Final = re.compile(r"[\d.,:\[\](){}-]+")
 _VARIABLES: Final = re.compile(r"(?:\$\{?[A-Z_][A-Z0-9_]*\}?[:/]?)+")
 _WORD: Final = re.compile(r"[a-z]+")
@@ -47,21 +49,26 @@ def redact(text: str) -> str:
     """
     text = _TOKENS.sub(HIDDEN, text)
     text = _USERINFO.sub(rf"\1{HIDDEN}@", text)
+    text = _AUTHORIZED.sub(rf"\1{HIDDEN}", text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
     return _ASSIGNED.sub(_assigned, _OPTION.sub(_assigned, text))
 
 
-def redacted(document: Any) -> Any:
-    """The same of every text of a document that JSON can hold; a text is judged with the name that it stands under."""
+def redacted(document: Any, name: str = "") -> Any:
+    """The same of every text of a document that JSON can hold; a text is judged with the `name` that it stands under.
+
+    What stands inside of a list or mapping that a secret's name is given to is judged by that name, and a word of a
+    command by the option before it.
+    """
     if isinstance(document, str):
-        return redact(document)
+        return as_told(name, document)
+    inner = name if _HOLDS_SECRETS.search(name) else ""
     if isinstance(document, Mapping):
-        return {name: _named(name, value) for name, value in document.items()}
-    return [redacted(one) for one in document] if isinstance(document, list | tuple) else document
-
-
-def _named(name: str, value: Any) -> Any:
-    return as_told(name, value) if isinstance(value, str) else redacted(value)
+        return {key: redacted(value, inner or key) for key, value in document.items()}
+    if not isinstance(document, list | tuple):
+        return document
+    before = ["", *(one if isinstance(one, str) and _OPTION_WORD.fullmatch(one) else "" for one in document)]
+    return [redacted(one, inner or option) for one, option in zip(document, before, strict=False)]
 
 
 def as_told(name: str, value: str) -> str:

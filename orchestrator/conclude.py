@@ -16,9 +16,9 @@ from jobs.store import Store
 from jobs.verdict import Verdict
 from orchestrator.version import harness_version
 from reports.charts import CHARTED, HISTORY_SWEEPS
-from reports.render import is_ours, render
+from reports.render import is_ours, remove_pages, render
 from reports.render.folder import Behind
-from reports.render.site import INDEX, entries, remove_site, write_index, write_sweep
+from reports.render.site import INDEX, entries, has_sweeps, write_index, write_sweep
 
 COMMENT, DOCUMENT = "comment.md", "verdict.json"
 
@@ -72,11 +72,12 @@ def make_folder(out: Path, reports: Sequence[str] = (INDEX, COMMENT, DOCUMENT)) 
 
 
 def withdraw_reports(out: Path) -> None:
-    """Remove an earlier sweep's reports from folder `out`, so that none can be taken for that of a run that fails.
+    """Remove an earlier sweep's comment and document from folder `out`: they could be taken for a failing run's.
 
-    Somebody else's files stay. Raises OSError when one cannot be removed.
+    Pages of sweeps stay, each under its own id, and so do somebody else's files. Raises OSError.
     """
-    remove_site(out)
+    if not has_sweeps(out):
+        remove_pages(out)  # of a form where a folder held one sweep
     for report in (out / COMMENT, out / DOCUMENT):
         if report.is_file() and is_ours(report):
             report.unlink()

@@ -198,7 +198,7 @@ def _cells(path: Path, columns: list[Column[Any]], line: bytes) -> list[Any]:
     """A row as the database takes it."""
     try:
         cells = json.loads(line)
-        if len(cells) != len(columns):
+        if not isinstance(cells, list) or len(cells) != len(columns):
             raise ValueError
         return [
             (b64decode(cell, validate=True) if isinstance(stored_type(column), LargeBinary) else clean_text(cell))

@@ -21,7 +21,7 @@ from jobs.verdict import Verdict
 from reports import charts
 from reports.escape import slug
 from reports.index import Entry, entry_of, question_of, standing
-from reports.render.folder import Behind, remove_empty, remove_ours, remove_pages, write_assets, write_pages
+from reports.render.folder import Behind, remove_ours, remove_pages, write_assets, write_pages
 from reports.render.pages import Links, Turn, index_page, scenario_page, shown_first
 from reports.view import SweepView
 
@@ -88,18 +88,9 @@ def entries(out: Path) -> tuple[Entry, ...]:
     return tuple(found)
 
 
-def remove_site(out: Path) -> None:
-    """Remove what was written into a folder of sweeps; any other file stays, and so does a folder that holds one."""
-    for folder in (out / "sweeps").glob("*/"):
-        remove_pages(folder)  # also of a sweep whose writing was cut off before its entry
-        entry = folder / _ENTRY
-        if entry.is_file() and f'"schema":"{_SCHEMA}"' in entry.read_text(encoding="utf-8", errors="replace"):
-            entry.unlink()
-        remove_empty(folder)
-    remove_ours((*out.glob("index-*.html"), *(out / "scenarios").glob("*.html")))
-    remove_pages(out)
-    for folder in (out / "sweeps", out / "scenarios"):
-        remove_empty(folder)
+def has_sweeps(out: Path) -> bool:
+    """Whether pages of sweeps stand in a folder, each in a folder of its own."""
+    return any((out / "sweeps").glob(f"*/{_ENTRY}"))
 
 
 def _write_scenarios(out: Path, cells: list[str], histories: Callable[[str], Sequence[History]]) -> dict[str, str]:

@@ -114,7 +114,7 @@ WORKER = (
     Point("before the spawn", "worker", "kill", "orchestrator.worker:GpuWorker.run", costs="lost"),
     Point("after the spawn", "worker", "stop", "jobs.adapters.child:_spawn", "after"),
     Point("making the run's folder", "worker", "full", "orchestrator.worker:GpuWorker._scratch", costs="lost"),
-    Point("starting the engine", "worker", "full", "jobs.adapters.native:_child_order", costs="failed"),
+    Point("starting the engine", "worker", "full", "jobs.adapters.native:NativeAdapter._child_order", costs="failed"),
     Point("before the spool", "worker", "kill", "orchestrator.outcome:Spool.put", costs="lost"),
     Point("while spooling", "worker", "kill", "orchestrator.outcome:RunOutcome.canonical", costs="lost"),
     Point("while spooling", "worker", "full", "orchestrator.outcome:RunOutcome.canonical"),

@@ -200,6 +200,7 @@ DAMAGES: dict[str, tuple[Callable[[list[bytes]], list[bytes]], bool, str]] = {
     "another column": (replaced(b'"submit_key"', b'"submit_word"'), True, "table sweep has other columns"),
     "an unknown table": (replaced(b'{"table":"seam"', b'{"table":"seams"'), True, "other columns than a"),
     "of another sweep": (replaced(b'"sweep":"swp_', b'"sweep":"swp_X'), True, "does not come back as it is"),
+    "a row that is none": (lambda lines: [*lines[:2], b"5\n", *lines[2:]], True, "a row is not as its table"),
     "a row too many": (lambda lines: [*lines[:3], lines[2].replace(b"swp_", b"swp_Z"), *lines[3:]], True, "."),
     "a state that is none": (replaced(b'"judged"', b'"odd"'), True, "."),
     "no manifest": (replaced(b"residency", b"resi\\u0000dency"), True, "."),

@@ -115,6 +115,17 @@ def test_a_run_that_fails_leaves_no_report_of_an_earlier_one(
     assert [path.name for path in (here / "out").iterdir()] == ["notes.txt"]
 
 
+def test_a_run_that_fails_leaves_the_pages_of_other_sweeps(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each stands under its own id; only what a reader would take for this run's goes."""
+    (here / "out/sweeps/swp_a").mkdir(parents=True)
+    pages = {f"sweeps/swp_a/{name}": OUR_REPORTS["index.html"] for name in ("index.html", "entry.json")}
+    for name, text in {**OUR_REPORTS, **pages}.items():
+        (here / "out" / name).write_text(text)
+    failed(capsys, 2, "run", "absent.yaml", "--out", "out")
+    left = {path.relative_to(here / "out").as_posix() for path in (here / "out").rglob("*") if path.is_file()}
+    assert left == {"index.html", *pages}
+
+
 @pytest.mark.parametrize("name", OUR_REPORTS)
 def test_somebody_elses_file_is_neither_removed_nor_replaced(
     here: Path, capsys: pytest.CaptureFixture[str], name: str

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from jobs.cells_read import CellsRead
 from jobs.errors import StoreError
-from jobs.judge import judge
-from jobs.model import JudgeInput, Limits
+from jobs.judge import judge_read
+from jobs.model import Limits
 from orchestrator.choose import simulated_cards
 from orchestrator.dispatch import Dispatcher
 from orchestrator.lost import HostLost, Stopped, WorkerLost
@@ -311,13 +312,13 @@ def test_a_sweep_that_is_judged_for_long_keeps_no_card_of_another_from_work(
     after, _ = field.submit({"base": {}, "head": {}}, name="after")
     judging, runs_done = threading.Event(), threading.Event()
 
-    def slow(given: JudgeInput) -> Any:
-        if given.manifest.name == "first":
+    def slow(given: CellsRead) -> Any:
+        if given.around.manifest.name == "first":
             judging.set()
             assert runs_done.wait(30), "the other sweep's runs are made meanwhile"
-        return judge(given)
+        return judge_read(given)
 
-    monkeypatch.setattr("orchestrator.conclude.judge", slow)
+    monkeypatch.setattr("orchestrator.conclude.judge_read", slow)
 
     def look() -> bool:
         if judging.is_set() and not runs_done.is_set() and field.store.pending(after).complete == 4:
@@ -336,12 +337,12 @@ def test_a_sweep_whose_rows_are_damaged_stays_open_and_the_others_are_judged(
     broken, _ = field.submit({"base": {}, "head": {}}, name="broken")
     fine, _ = field.submit({"base": {}, "head": {}}, name="fine")
 
-    def judged(given: JudgeInput) -> Any:
-        if given.manifest.name == "broken":
+    def judged(given: CellsRead) -> Any:
+        if given.around.manifest.name == "broken":
             raise StoreError("a row cannot be read", "restore it")
-        return judge(given)
+        return judge_read(given)
 
-    monkeypatch.setattr("orchestrator.conclude.judge", judged)
+    monkeypatch.setattr("orchestrator.conclude.judge_read", judged)
     serve(field)
     assert {row.name: row.state for row in field.store.sweeps()} == {"broken": "open", "fine": "judged"}
     said = [event.message for event in field.store.events(broken) if event.kind == "waiting"]

@@ -21,7 +21,7 @@ from orchestrator.commands.shown import shown
 from orchestrator.posting import code
 from reports import history, two_runs
 from reports.blocks import Inline, Name, Strong, Text, words
-from reports.escape import html_code, html_text, markdown_code, markdown_text, named, visible
+from reports.escape import NAME_LIMIT, html_code, html_text, markdown_code, markdown_text, named, visible
 from reports.markdown import inline
 from reports.publish import summary
 from reports.render import render
@@ -46,7 +46,11 @@ FRAGMENTS: Final = (
     "\ufeff", "\ud800", "\ufffe", "\U000e0001", "\u200d", "\ufe0f", "\u0301", "\u05e9\u05dc\u05d5\u05dd",
     "\u540d\u524d", "\U0001f468\u200d\U0001f469", "\u00e9", " ", "  ", "\u00a0", "\u3000", "a", "0.5", "x" * 300,
 )  # fmt: skip
-WORDS = st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=4)), min_size=1, max_size=8).map("".join)
+WORDS = (
+    st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=4)), min_size=1, max_size=8)
+    .map("".join)
+    .filter(lambda name: len(visible(name)) < NAME_LIMIT)  # what is longer is cut, and does not read as typed
+)
 CONTROLS: Final = re.compile(
     "[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u061c\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )

@@ -122,27 +122,6 @@ def test_a_folder_that_held_one_sweep_becomes_one_of_sweeps(tmp_path: Path) -> N
     assert Page((tmp_path / "index.html").read_text()).links[1:] == [f"sweeps/{slug('swp_a')}/index.html"]
 
 
-def test_all_of_a_site_is_removed_and_no_file_of_a_users(tmp_path: Path) -> None:
-    for name in ("swp_a", "swp_b"):
-        site.write_sweep(tmp_path, named(samples.many(3), name), NOTHING, manifest_digest="m")
-    site.write_index(tmp_path)
-    (tmp_path / "sweeps" / slug("swp_b") / "entry.json").unlink()  # as where the writing was cut off
-    mine = [tmp_path / "sweeps" / slug("swp_a") / "notes.txt", tmp_path / "scenarios" / "mine.html"]
-    mine += [tmp_path / "sweeps" / "notes" / "entry.json"]
-    mine[-1].parent.mkdir()
-    for path in mine:
-        path.write_text("mine")
-    site.remove_site(tmp_path)
-    assert files(tmp_path) == {path.relative_to(tmp_path).as_posix() for path in mine}
-    for path in mine:
-        path.unlink()
-    site.write_sweep(tmp_path, named(samples.verdict(), "swp_a"), NOTHING, manifest_digest="m")
-    site.write_index(tmp_path)
-    site.remove_site(tmp_path)
-    site.remove_site(tmp_path / "nowhere")
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [("{", "Expecting"), ("[]", "its schema"), ('{"schema":"assay.entry/2"}', "its schema"),
