@@ -36,7 +36,7 @@ _ACTIVE: Final = re.compile(  # found anywhere in a word, makes the whole word o
     r"|:[A-Za-z0-9_+-]*[A-Za-z+-][A-Za-z0-9_+-]*:"  # emoji code, no time of day
 )
 _MARKDOWN: Final = re.compile(r"[&<>\\`*\[\]{}~|$#!]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-_BLOCK_START: Final = re.compile(r"^(?:[-+](?=\s|$)|=+\s*$|-+\s*$|\d{1,9}(?=[.)](?:\s|$)))")
+_BLOCK_START: Final = re.compile(r"^(?:[ \t]|[-+](?=\s|$)|=+\s*$|-+\s*$|\d{1,9}(?=[.)](?:\s|$)))")
 
 
 def visible(text: str) -> str:

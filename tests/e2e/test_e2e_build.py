@@ -80,6 +80,7 @@ def test_a_built_tree_is_what_runs_and_its_library_tells_it_from_another(clone: 
     assert again["arms_to_build"] == {}
 
 
+@pytest.mark.slow
 def test_a_head_that_does_not_build_exits_1_with_the_end_of_its_log(clone: Path, tmp_path: Path) -> None:
     done = _assay(clone, tmp_path, "run", _sweep(clone, tmp_path, "git:broken"))
     verdict = _verdict(tmp_path, done)

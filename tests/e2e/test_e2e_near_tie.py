@@ -38,6 +38,7 @@ def assay(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=280, check=False)
 
 
+@pytest.mark.slow  # test_orchestrator_questions has the same in one process
 @pytest.mark.timeout(300)
 def test_a_tie_that_the_contract_allows_passes_by_its_name(tmp_path: Path) -> None:
     """And a second judgement, which starts no engine, rests on the stored answer."""

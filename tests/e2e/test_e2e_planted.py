@@ -80,7 +80,7 @@ def swept(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
         pytest.param("stops_early", "SHORT", 1, "3", marks=pytest.mark.slow),
         pytest.param("never_streams", "VACUOUS", 3, "page_ins > 0", marks=pytest.mark.slow),
         pytest.param("ignores_budget", "NOT_COMPARABLE", 3, "the run held itself to", marks=pytest.mark.slow),
-        ("base", "PASS", 0, ""),
+        pytest.param("base", "PASS", 0, "", marks=pytest.mark.slow),
     ],
 )
 def test_a_planted_head_is_found_by_name(

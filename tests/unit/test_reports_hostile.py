@@ -81,6 +81,8 @@ def is_inert(page: Page) -> None:
 
 @few
 @given(WORDS)
+@example("    |")  # an indented line would be code
+@example("  - @octocat")
 def test_prose_reads_as_typed_and_is_inert(name: str) -> None:
     page = markdown(f"{markdown_text(name)}\n")
     is_inert(page)
