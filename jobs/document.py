@@ -35,7 +35,7 @@ class Document(BaseModel):
         """
         assert len(fields) == len(cls.__pydantic_fields__), (cls, sorted(fields))
         row: Self = object.__new__(cls)
-        for name, value in fields.items():  # one by one: rows of a class then share their names, a third of a row's size
+        for name, value in fields.items():  # so that rows of a class share their names
             _put(row, name, value)
         _put_told(row, _NOT_KEPT)
         _put_extra(row, None)
