@@ -56,7 +56,8 @@ def require(connection: Connection, manifest: Manifest) -> None:
 
 def prune(connection: Connection, now: datetime) -> tuple[str, ...]:
     """Drop packs that nobody has submitted for long and no open sweep needs; their digests."""
-    old = set(connection.execute(select(arm_pack.c.digest).where(arm_pack.c.used_at < now - KEPT)).scalars())
+    unused = select(arm_pack.c.digest).where(arm_pack.c.used_at < now - KEPT)
+    old = set(connection.execute(unused.with_for_update()).scalars())  # who puts one again now waits, and finds it gone
     if old:
         for manifest in connection.execute(select(sweep.c.manifest).where(sweep.c.state == "open")).scalars():
             old -= {arm.get("pack") for arm in manifest["arms"]}

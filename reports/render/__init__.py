@@ -15,7 +15,7 @@ from reports import markdown, text
 from reports.blocks import Name, Strong, words
 from reports.escape import clip, slug, visible
 from reports.render.environment import environment, style_sheet
-from reports.render.folder import is_ours, remove_pages, write_html
+from reports.render.folder import is_ours, remove_pages
 from reports.render.pages import Links, sections_of, sweep_page
 from reports.sections import blind, headline, stamp
 from reports.view import Scope, SweepView
@@ -30,7 +30,6 @@ __all__ = [
     "marker",
     "remove_pages",
     "render",
-    "write_html",
 ]
 
 Form = Literal["comment", "html", "json", "junit", "text"]

@@ -11,7 +11,6 @@ from typing import Final
 
 from jobs.history import History
 from jobs.model import JudgeInput
-from jobs.verdict import Verdict
 from reports.escape import slug
 from reports.evidence import anchors
 from reports.render.environment import ASSETS, GENERATOR
@@ -33,17 +32,6 @@ class Behind:
 
     cells: Callable[[Sequence[str]], JudgeInput]
     histories: Callable[[str], Sequence[History]] = lambda _cell: ()
-
-
-def write_html(verdict: Verdict, out_dir: Path, *, doc: JudgeInput | None = None, store: str = "") -> Path:
-    """Write the page of a sweep, pages of its worst cells and the assets into `out_dir`; the path of index.html.
-
-    With the judge's input `doc`, each cell's page goes on to its runs, samples, certificates, logs and token diff.
-    """
-    remove_pages(out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    write_assets(out_dir)
-    return write_pages(SweepView(verdict, store), out_dir, None if doc is None else Behind(lambda _names: doc))
 
 
 def write_assets(out_dir: Path) -> None:
@@ -115,7 +103,7 @@ def _list_name(place: int) -> str:
 
 
 def remove_pages(out_dir: Path) -> None:
-    """Remove what `write_html` put into a folder: pages by name and by what they say they are, and their assets.
+    """Remove what was written of a sweep into a folder: pages by name and by what they say they are, and their assets.
 
     Any other file stays, and so does a folder that holds one. Raises OSError when a page cannot be removed.
     """

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from reports.render import write_html
 from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
+from tests.unit.report_pages import write_html
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

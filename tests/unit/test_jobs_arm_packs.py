@@ -9,17 +9,20 @@ import signal
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import Table
 
 from jobs import arm_packs
 from jobs.arm_packs import CHUNK_BYTES, pack_tree, unpack
 from jobs.errors import PackError, SpecError
 from jobs.model import Manifest
-from jobs.store import Store
+from jobs.store import Store, packs
 from jobs.whole_trees import program_digest
 from tests.unit.store_sweeps import Clock, manifest
 
@@ -162,7 +165,7 @@ def test_a_pack_cut_off_while_it_is_put_is_not_there_and_can_be_put_again(store:
 KILLED = """
 import hashlib, io, os, signal, sys
 from datetime import UTC, datetime
-from jobs.store import Store
+from jobs.store import Store, packs
 class Kills(io.BytesIO):
     def read(self, size=-1):
         if self.tell() > 40 * 65536: os.kill(os.getpid(), signal.SIGKILL)
@@ -202,3 +205,28 @@ def test_a_pack_stays_as_long_as_an_open_sweep_needs_it_and_is_asked_for_at_subm
     store.put_pack(hashlib.sha256(b"new").hexdigest(), io.BytesIO(b"new"))
     assert (list(store.pack(old)), list(store.pack(digest))) == ([], [data])
     assert store.manifest(sweep_id).arms[0].pack == digest
+
+
+def test_a_pack_that_is_put_again_while_old_ones_are_dropped_is_there_afterwards(
+    store: Store, store_url: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes between the look for old ones and their removal: its submitter was told that it is kept."""
+    data = b"wanted again"
+    digest = hashlib.sha256(data).hexdigest()
+    store.put_pack(digest, io.BytesIO(data))
+    clock.pass_s(40 * 86400)
+    with Store.open(store_url, clock) as other:
+        again = threading.Thread(target=other.put_pack, args=(digest, io.BytesIO(data)))
+        removed = packs.delete
+
+        def put_first(table: Table) -> Any:
+            if again.ident is None:
+                again.start()
+                again.join(0.5)
+            return removed(table)
+
+        monkeypatch.setattr(packs, "delete", put_first)
+        store.put_pack(hashlib.sha256(b"new").hexdigest(), io.BytesIO(b"new"))
+        again.join(30)
+        assert not again.is_alive()
+    assert list(store.pack(digest)) == [data]

@@ -30,7 +30,8 @@ from jobs.store.sweep_rows import SCHEMA, TABLES, Tally, line_of
 from jobs.tables import comment, metadata
 from jobs.tables import verdict as verdict_table
 from orchestrator.conclude import judge_sweep
-from reports.render import render, write_html
+from reports.render import render
+from tests.unit.report_pages import write_html
 from tests.unit.store_sweeps import Clock, submitted
 from tests.unit.stored_documents import itself, put
 

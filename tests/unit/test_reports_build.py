@@ -11,7 +11,8 @@ import pytest
 from jobs.judge import judge
 from jobs.model import BuildFailure, BuildPlan, JudgeInput
 from jobs.verdict import Verdict
-from reports.render import COMMENT_FLOOR, render, write_html
+from reports.render import COMMENT_FLOOR, render
+from tests.unit.report_pages import write_html
 from tests.unit.reports_parsing import Page, markdown
 
 LOG = "\n".join(

@@ -11,9 +11,10 @@ import pytest
 from reports.blocks import Name, words
 from reports.escape import clip, html_text, markdown_code, markdown_text, named, slug, visible
 from reports.markdown import inline
-from reports.render import render, write_html
+from reports.render import render
 from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
+from tests.unit.report_pages import write_html
 from tests.unit.reports_parsing import Page, markdown
 
 ACTIVE = re.compile(r"@[A-Za-z0-9]|#\d|(?i:\bGH-\d)|(?i:https?:|www\.|mailto:)|\b[0-9a-f]{40}\b|:[a-z+]+[0-9a-z_+-]*:")

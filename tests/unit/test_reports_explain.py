@@ -15,9 +15,9 @@ from jobs.provenance import SHELL
 from jobs.redact import HIDDEN, redact
 from reports.evidence.runs import rerun_command
 from reports.explain import explain
-from reports.render import write_html
 from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
+from tests.unit.report_pages import write_html
 from tests.unit.reports_parsing import Page
 
 SECRETS = (

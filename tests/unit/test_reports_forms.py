@@ -17,11 +17,12 @@ from reports import schema
 from reports.blocks import words
 from reports.escape import slug
 from reports.junit import SWEEP_CASE
-from reports.render import COMMENT_FLOOR, Form, comment_length, remove_pages, render, write_html
+from reports.render import COMMENT_FLOOR, Form, comment_length, remove_pages, render
 from reports.sections import headline
 from reports.text import inline
 from reports.view import SweepView
 from tests.unit import reports_samples as samples
+from tests.unit.report_pages import write_html
 from tests.unit.reports_parsing import Page, Table, markdown
 
 VERDICTS = {

@@ -17,11 +17,12 @@ from orchestrator.conclude import judge_sweep, write_site
 from reports.escape import slug
 from reports.render import folder, site
 from reports.render.environment import ASSETS
-from reports.render.folder import Behind, write_html
+from reports.render.folder import Behind
 from reports.render.pages import shown_first
 from reports.view import SweepView
 from tests.unit import reports_runs as runs
 from tests.unit import reports_samples as samples
+from tests.unit.report_pages import write_html
 from tests.unit.reports_parsing import Page
 from tests.unit.store_sweeps import Clock
 from tests.unit.stored_documents import put
