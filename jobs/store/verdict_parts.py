@@ -25,7 +25,8 @@ D = TypeVar("D", bound=Document)
 Counts = tuple[tuple[Outcome, int], ...]
 """How many there are of each outcome, worst first."""
 
-FINDINGS_OF_CELLS = 500
+FINDINGS_OF_A_CELL = 100
+"""How many of its findings a cell brings at most among others; all of them stand in the list of findings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ class Parts:
 
     def of_cell(self, name: str) -> Verdict | None:
         """The verdict with one cell, and of findings and attempts set aside that cell's; None where it has none."""
-        cells = self._read(cell_verdict, CellVerdict, self._places(cell_verdict, cell_verdict.c.cell == name))
+        cells = self._read(cell_verdict, CellVerdict, self._places(cell_verdict, cell_verdict.c.cell == name, most=1))
         if not cells:
             return None
         whole = self.verdict(cells, self.findings_of([name]))
@@ -102,7 +103,7 @@ class Parts:
 
     def findings_of(self, cells: Sequence[str]) -> tuple[Finding, ...]:
         """The findings of some cells, worst first."""
-        here = self._places(finding, finding.c.cell.in_(cells), most=FINDINGS_OF_CELLS)
+        here = self._places(finding, finding.c.cell.in_(cells), most=FINDINGS_OF_A_CELL * len(cells))
         return self._read(finding, Finding, here)
 
     def findings(self, number: int, size: int) -> Page[Finding]:
@@ -146,7 +147,7 @@ class Parts:
         *where: ColumnElement[bool],
         order: Sequence[Any] = (),
         first: int = 0,
-        most: int = FINDINGS_OF_CELLS,
+        most: int,
     ) -> list[int]:
         """Where in the document the rows stand that fit: each row has 20 kB, so none of them is sorted itself."""
         wanted = select(table.c.position).where(table.c.verdict_id == self._id, *where)

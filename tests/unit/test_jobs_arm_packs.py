@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Table
+from sqlalchemy import Table, delete
 
 from jobs import arm_packs
 from jobs.arm_packs import CHUNK_BYTES, pack_tree, unpack
@@ -217,13 +217,12 @@ def test_a_pack_that_is_put_again_while_old_ones_are_dropped_is_there_afterwards
     clock.pass_s(40 * 86400)
     with Store.open(store_url, clock) as other:
         again = threading.Thread(target=other.put_pack, args=(digest, io.BytesIO(data)))
-        removed = packs.delete
 
         def put_first(table: Table) -> Any:
             if again.ident is None:
                 again.start()
                 again.join(0.5)
-            return removed(table)
+            return delete(table)
 
         monkeypatch.setattr(packs, "delete", put_first)
         store.put_pack(hashlib.sha256(b"new").hexdigest(), io.BytesIO(b"new"))

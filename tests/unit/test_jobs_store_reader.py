@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import text
 
 from jobs.errors import SpecError, StoreError
-from jobs.store import Store
+from jobs.store import Store, verdict_parts
 from jobs.store.connect import Database
 from jobs.store.listing import SweepFilter
 from jobs.store.reader import Reader
@@ -56,6 +56,20 @@ def test_a_page_of_cells_is_the_worst_first_and_the_next_goes_on(served: Served)
     assert {page.page.total for page in pages} == {LARGE} and pages[0].page.last == 3
     codes = [cell.exit_code for page in pages for cell in page.verdict.cells]
     assert codes == sorted(codes, reverse=True) and set(codes) == {0, 1}
+
+
+def test_a_page_of_cells_has_the_findings_of_each(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many cells a page has: what bounds their number is counted by the cell."""
+    sweep_id = served.sweeps["large"]
+    whole = served.store.verdict(sweep_id)
+    assert whole is not None
+    by_cell = Counter(one.cell for one in whole.findings)
+    monkeypatch.setattr(verdict_parts, "FINDINGS_OF_A_CELL", max(by_cell.values()))
+    for number in (1, 2, 3):
+        page = served.reader.cells(sweep_id, CellFilter(), number, 50)
+        due = [one for one in whole.findings if one.cell in page.page.rows]
+        assert list(page.verdict.findings) == due
+    assert len(due) < len(whole.findings)
 
 
 def test_a_sweep_is_found_by_each_filter(served: Served) -> None:
